@@ -1,0 +1,1 @@
+"""Is it true: published evidence, samples, and predictions beside them."""

@@ -1,0 +1,1 @@
+"""How each operator is computed and what it costs: one folder an operator."""

@@ -1,0 +1,1 @@
+"""When it happens: machine profiles, event components, the engine, timelines, waits and reports."""

@@ -1,0 +1,125 @@
+"""The timeline of one decode step: kernels, the spans inside them, and resource use over time.
+
+A simulated timeline and one measured on a GPU are the same type, so every report works on both; a measured one
+may lack spans (it then has one ``Phase.RUN`` span a kernel) and counters.
+
+Times are integer picoseconds from the start of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+PS_PER_US = 1_000_000
+
+
+class Phase(str, Enum):
+    """What a kernel is doing in a span. The value is the label shown in traces."""
+
+    RELEASE = "release"  # the predecessor's stores drain and its completion becomes visible
+    LAUNCH = "launch"  # graph node to first instruction
+    SM_SLOTS = "sm slots"  # no room beside the kernels that run
+    PROLOGUE = "prologue"  # work that does not depend on the predecessor: first weight tiles
+    DEPENDENCY = "dependency"  # waits for a kernel of the same rank
+    PEERS = "peers"  # polls for data from other ranks
+    POLL = "poll"  # data arrived in memory but is not yet seen by the poller
+    RAMP = "ramp"  # first bytes of a stream are under way
+    WEIGHTS = "weights"  # weights at HBM speed
+    KV_STATE = "kv and state"  # KV cache or recurrent state at HBM speed
+    IN_FLIGHT = "bytes in flight"  # HBM below its speed: too few SMs or bytes in flight
+    STARVED = "starved"  # a side stream's share of HBM is less than it could use
+    L2 = "l2"  # weights or state served by L2
+    COMPUTE = "compute"  # arithmetic beyond the streaming time
+    LATENCY = "latency"  # dependent loads and block reductions
+    REDUCE = "reduce"  # cluster or grid barrier, task counters
+    SEND = "send"  # stores to peers leave the port
+    HOST = "host"  # the host, outside the graph
+    RUN = "run"  # a measured kernel whose inside is not known
+
+
+@dataclass(frozen=True)
+class Span:
+    """``[start_ps, end_ps)`` of one phase. ``cause`` is the index of the kernel whose end closed a wait, else -1.
+
+    ``cause_ps`` is when that cause happened (its completion, its trigger, or its last store to peers), so that a
+    walk back along the critical path continues there.
+    """
+
+    phase: Phase
+    start_ps: int
+    end_ps: int
+    cause: int = -1
+    cause_ps: int = -1
+    own_arrival_ps: int = -1  # PEERS only: when this rank's own data was visible; later waiting is a slower peer's
+
+
+@dataclass
+class KernelRun:
+    """One kernel on one rank: identity, times, spans in order, and the kernels it waited for."""
+
+    index: int
+    rank: int
+    stream: str
+    layer: int  # -1 before the first layer, num_layers after the last
+    kind: str  # kind of layer, such as "kda+moe"
+    stage: str  # operator within the layer, such as "kda.in_proj"
+    start_ps: int = -1
+    end_ps: int = -1
+    spans: list[Span] = field(default_factory=list)
+    causes: tuple[int, ...] = ()
+    hbm_bytes: int = 0
+    l2_bytes: int = 0
+    sent_bytes: int = 0  # over NVLink, all peers together
+
+    @property
+    def duration_ps(self) -> int:
+        return self.end_ps - self.start_ps
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A resource's rate over time: steps of (time_ps, bytes per microsecond) from each time to the next."""
+
+    rank: int
+    resource: str  # "hbm", "l2", "nvlink egress", "nvlink ingress"
+    capacity_bytes_per_us: int
+    steps: tuple[tuple[int, int], ...]
+
+    def bytes_until(self, end_ps: int) -> float:
+        """Integral of the rate up to ``end_ps`` in bytes."""
+        total = 0
+        for (start_ps, rate), (next_ps, _) in zip(self.steps, [*self.steps[1:], (end_ps, 0)], strict=True):
+            total += rate * max(0, min(next_ps, end_ps) - start_ps)
+        return total / PS_PER_US
+
+
+@dataclass
+class Timeline:
+    """Kernels of every simulated rank, ordered by index, with counters and the length of the step."""
+
+    machine: str
+    num_ranks: int  # ranks of the tensor-parallel group
+    ranks: tuple[int, ...]  # ranks that are present: all of them, or rank 0 when ranks are identical
+    num_layers: int
+    kernels: list[KernelRun]
+    counters: list[Counter]
+    step_ps: int
+
+    def of_rank(self, rank: int) -> Iterator[KernelRun]:
+        return (kernel for kernel in self.kernels if kernel.rank == rank)
+
+    @property
+    def critical_rank(self) -> int:
+        """The rank whose last kernel ends last; the lowest of them when equal."""
+        return min(self.ranks, key=lambda rank: (-max(k.end_ps for k in self.of_rank(rank)), rank))
+
+    @property
+    def step_us(self) -> float:
+        return self.step_ps / PS_PER_US
+
+
+def layers(timeline: Timeline) -> Sequence[int]:
+    """Layer indices present in the timeline, in order."""
+    return sorted({kernel.layer for kernel in timeline.kernels})
