@@ -1,0 +1,449 @@
+"""How the model is spread over GPUs: matrices, state and memory of one rank.
+
+Tensor parallelism cuts heads, FFN widths and the vocabulary; router, latent projections and the MLA down
+projections are full copies unless a path shards them, so both forms are listed. Expert parallelism groups
+the ranks of one replica: each group of ``tp / ep`` ranks owns ``num_experts / ep`` experts and cuts them
+among itself.
+
+Source of the split: ``vllm/models/kimi_k3/nvidia`` of https://github.com/vllm-project/vllm; its tuned GEMM
+table (``low_latency_gemm.py``) lists the same local shapes at TP8 and TP16.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from k3sim.errors import UserError
+from k3sim.model.architecture import Architecture
+
+KvDtype = Literal["fp8", "bf16"]
+KV_DTYPE_BYTES: dict[KvDtype, int] = {"fp8": 1, "bf16": 2}
+
+MAX_TP = 32
+MAX_DP = 1024
+MAX_CONCURRENCY = 4096
+
+_BF16_BYTES = 2
+_FP32_BYTES = 4
+_EXPERT_PAD = 128
+_IN_PROJ_PAD = 16
+
+# CUDA context, communication buffers, split-K and attention workspaces, graph pools. An assumption: no public
+# breakdown for this model was found.
+RUNTIME_RESERVE_BYTES = 3 * 10**9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Parallel layout: ``tp`` ranks a replica, ``dp`` replicas, experts over ``ep`` groups, KV cache over
+    ``dcp``.
+
+    ``pad_experts`` rounds each expert slice up to a multiple of 128, as vLLM's TRT-LLM MXFP4 backend does:
+    nothing at TP8 (384), 192 to 256 at TP16.
+    """
+
+    tp: int = 16
+    ep: int = 1
+    dp: int = 1
+    dcp: int = 1
+    pad_experts: bool = False
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tp * self.dp
+
+    @property
+    def tag(self) -> str:
+        """Short name such as ``tp16ep1dcp1``, with ``dp`` after ``tp`` where there is more than one
+        replica."""
+        dp = f"dp{self.dp}" if self.dp > 1 else ""
+        return f"tp{self.tp}{dp}ep{self.ep}dcp{self.dcp}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is decoded: ``concurrency`` requests over all replicas, each with ``context`` tokens in the KV
+    cache."""
+
+    concurrency: int = 1
+    context: int = 8192
+    kv_dtype: KvDtype = "fp8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """One weight matrix as a rank holds it: ``num_outputs x depth``, outputs = weights * input.
+
+    ``num_outputs`` includes padding, ``num_outputs_unpadded`` does not; depth padding (``moe.expert_w2``)
+    is in ``depth``. ``num_batches`` above one is a batched product, one head each: ``num_outputs`` is then
+    the sum over the batches and ``depth`` that of one. ``replicated`` means that every rank holds the same
+    full matrix. ``dtype`` is ``"bfloat16"`` or ``"mxfp4"``; ``num_bytes`` includes the scales.
+    """
+
+    name: str
+    num_outputs: int
+    num_outputs_unpadded: int
+    depth: int
+    num_bytes: int
+    replicated: bool
+    dtype: str
+    num_batches: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankShapes:
+    """What one rank holds and touches besides matrices. Byte sizes are per layer."""
+
+    kda_heads: int
+    mla_heads: int
+    mla_heads_attended: (
+        int  # with decode context parallelism a rank attends for its whole group, over its tokens
+    )
+    kda_recurrent_state_bytes: int  # one request, fp32, read and written each step
+    kda_conv_state_bytes: int  # one request, bf16, read and written each step
+    kda_conv_weight_bytes: int  # fp32
+    kda_vector_bytes: int  # decay bias, per-head decay and output norm, fp32
+    kv_bytes_per_token: int  # of the tokens that lie on this rank; the same row on every rank of a TP group
+    experts_owned: int
+    expert_ranks: int  # ranks that share one expert
+    num_requests: int  # of the fullest replica
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidentMemory:
+    """Bytes that one GPU must hold for the whole of decoding."""
+
+    weights: int
+    kv_cache: int
+    kda_state: int
+    activations_and_workspace: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv_cache + self.kda_state + self.activations_and_workspace
+
+
+def accepted_tp(arch: Architecture) -> tuple[int, ...]:
+    """Tensor-parallel sizes that divide the model: powers of two up to 32 that divide every width that is
+    cut."""
+    sizes = [2**power for power in range(MAX_TP.bit_length()) if 2**power <= MAX_TP]
+    return tuple(tp for tp in sizes if all(width % tp == 0 for width in _cut_widths(arch).values()))
+
+
+def check_layout(arch: Architecture, layout: Layout) -> None:
+    """Refuse a layout that does not divide the model.
+
+    Raises:
+        UserError: tp is not a power of two up to 32 that divides heads, vocabulary and FFN widths; ep does
+            not divide tp (experts shared across data-parallel replicas are not modelled) or the experts;
+            dcp is not a power of two that divides tp; dp is not at least 1.
+    """
+    for name, value in (("tp", layout.tp), ("ep", layout.ep), ("dp", layout.dp), ("dcp", layout.dcp)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UserError(f"{name}={value!r} is not an integer; give a whole number of at least 1")
+    accepted = accepted_tp(arch)
+    if layout.tp not in accepted:
+        raise UserError(
+            f"tp={layout.tp} does not divide {arch.name}: {_why_not_tp(arch, layout.tp)}; "
+            f"accepted: {', '.join(map(str, accepted))}"
+        )
+    accepted_ep = [ep for ep in _divisors(layout.tp) if _ep_divides(arch, layout.tp, ep)]
+    if layout.ep not in accepted_ep:
+        raise UserError(
+            f"ep={layout.ep} at tp={layout.tp}: experts lie on the ranks of one replica (sharing them across "
+            f"data-parallel replicas is not modelled), so ep divides tp; accepted: "
+            f"{', '.join(map(str, accepted_ep))}"
+        )
+    if layout.dcp not in _divisors(layout.tp):
+        raise UserError(
+            f"dcp={layout.dcp} at tp={layout.tp}: the KV cache is divided over one replica's ranks; accepted: "
+            f"{', '.join(map(str, _divisors(layout.tp)))}"
+        )
+    if not 1 <= layout.dp <= MAX_DP:
+        raise UserError(f"dp={layout.dp} replicas; 1 to {MAX_DP} are accepted")
+
+
+def check_workload(arch: Architecture, workload: Workload) -> None:
+    """Refuse a workload outside the model or the simulator.
+
+    Raises:
+        UserError: concurrency outside 1..4096, context outside 1..max_position_embeddings, unknown kv_dtype.
+    """
+    for name, value, limit in (
+        ("concurrency", workload.concurrency, MAX_CONCURRENCY),
+        ("context", workload.context, arch.max_position_embeddings),
+    ):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UserError(
+                f"{name}={value!r} is not an integer; a whole number from 1 to {limit} is accepted"
+            )
+        if not 1 <= value <= limit:
+            raise UserError(f"{name}={value}; a whole number from 1 to {limit} is accepted")
+    if workload.kv_dtype not in get_args(KvDtype):
+        raise UserError(f"kv_dtype={workload.kv_dtype!r}; {' or '.join(get_args(KvDtype))} is accepted")
+
+
+def expert_slice(arch: Architecture, layout: Layout) -> int:
+    """Intermediate width of one expert on one rank, padding included."""
+    width = arch.moe.expert_intermediate // (layout.tp // layout.ep)
+    return _round_up(width, _EXPERT_PAD) if layout.pad_experts else width
+
+
+def rank_matrices(arch: Architecture, layout: Layout) -> dict[str, Matrix]:
+    """Weight matrices of one rank, one layer each. Experts are given as ONE expert's slice.
+
+    ``_shard`` names are the column-sharded form of a matrix that the plain path replicates.
+
+    Raises:
+        UserError: the layout does not divide the model (see ``check_layout``).
+    """
+    check_layout(arch, layout)
+    kda, mla, moe, tp = arch.kda, arch.mla, arch.moe, layout.tp
+    hidden = arch.hidden_size
+    in_proj_rows = (2 * kda.key_width + 2 * kda.value_width) // tp + kda.decay_rank + kda.num_heads // tp
+    mla_heads = mla.num_heads // tp
+    expert_width = expert_slice(arch, layout)
+    expert_width_unpadded = moe.expert_intermediate // (tp // layout.ep)
+    matrices = [
+        # q, k, v, output gate, decay down-projection (a full copy) and beta, packed into one product.
+        _bf16("kda.in_proj", in_proj_rows, hidden, pad=_IN_PROJ_PAD),
+        _bf16("kda.f_b", kda.key_width // tp, kda.decay_rank),
+        _bf16("kda.o_proj", hidden, kda.value_width // tp),
+        _bf16("mla.qkv_a", mla.q_lora_rank + mla.cache_width, hidden, replicated=True),
+        _bf16("mla.gate", mla.value_width // tp, hidden),
+        _bf16("mla.q_b", mla_heads * mla.qk_head_dim, mla.q_lora_rank),
+        _bf16("mla.w_uk", mla_heads * mla.kv_lora_rank, mla.qk_nope_head_dim, num_batches=mla_heads),
+        _bf16("mla.w_uv", mla_heads * mla.v_head_dim, mla.kv_lora_rank, num_batches=mla_heads),
+        _bf16("mla.o_proj", hidden, mla.value_width // tp),
+        _bf16("moe.router", moe.num_experts, hidden, replicated=True),
+        _bf16("moe.router_shard", moe.num_experts // tp, hidden),
+        _bf16("moe.latent_down", moe.latent_size, hidden, replicated=True),
+        _bf16("moe.latent_down_shard", moe.latent_size // tp, hidden),
+        Matrix(
+            name="moe.expert_w13",
+            num_outputs=2 * expert_width,
+            num_outputs_unpadded=2 * expert_width_unpadded,
+            depth=moe.latent_size,
+            num_bytes=moe.matrix_bytes(2 * expert_width, moe.latent_size),
+            replicated=False,
+            dtype="mxfp4",
+        ),
+        Matrix(
+            name="moe.expert_w2",
+            num_outputs=moe.latent_size,
+            num_outputs_unpadded=moe.latent_size,
+            depth=expert_width,
+            num_bytes=moe.matrix_bytes(moe.latent_size, expert_width),
+            replicated=False,
+            dtype="mxfp4",
+        ),
+        _bf16("moe.shared_gate_up", 2 * moe.shared_intermediate // tp, hidden),
+        _bf16("moe.shared_down", hidden, moe.shared_intermediate // tp),
+        _bf16("moe.latent_up", hidden, moe.latent_size, replicated=True),
+        _bf16("moe.latent_up_shard", hidden // tp, moe.latent_size),
+        _bf16("dense.gate_up", 2 * arch.dense_intermediate // tp, hidden),
+        _bf16("dense.down", hidden, arch.dense_intermediate // tp),
+        _bf16("lm_head", arch.vocab_size // tp, hidden),
+        _bf16("embedding", arch.vocab_size // tp, hidden),
+    ]
+    return {matrix.name: matrix for matrix in matrices}
+
+
+def rank_shapes(arch: Architecture, layout: Layout, workload: Workload) -> RankShapes:
+    """Heads, state and cache sizes of one rank.
+
+    Raises:
+        UserError: the layout does not divide the model, or the workload is outside its limits.
+    """
+    check_layout(arch, layout)
+    check_workload(arch, workload)
+    kda, tp = arch.kda, layout.tp
+    kda_heads = kda.num_heads // tp
+    conv_channels = kda.conv_channels // tp
+    return RankShapes(
+        kda_heads=kda_heads,
+        mla_heads=arch.mla.num_heads // tp,
+        mla_heads_attended=arch.mla.num_heads // tp * layout.dcp,
+        kda_recurrent_state_bytes=kda_heads * kda.head_dim_k * kda.head_dim_v * _FP32_BYTES,
+        kda_conv_state_bytes=(kda.conv_width - 1) * conv_channels * _BF16_BYTES,
+        kda_conv_weight_bytes=kda.conv_width * conv_channels * _FP32_BYTES,
+        kda_vector_bytes=(kda.key_width // tp + kda_heads + kda.head_dim_v) * _FP32_BYTES,
+        kv_bytes_per_token=arch.mla.cache_width * KV_DTYPE_BYTES[workload.kv_dtype],
+        experts_owned=arch.moe.num_experts // layout.ep,
+        expert_ranks=tp // layout.ep,
+        num_requests=math.ceil(workload.concurrency / layout.dp),
+    )
+
+
+def resident_bytes(
+    arch: Architecture,
+    layout: Layout,
+    *,
+    concurrency: int,
+    context: int,
+    kv_dtype: KvDtype,
+    sharded_latent: bool = False,
+) -> ResidentMemory:
+    """Memory of the fullest GPU: weights, KV cache, KDA state, and an estimate of the rest.
+
+    ``sharded_latent`` holds the latent projections in their column-sharded form instead of as full copies.
+    The vision tower is left out (a decode rank does not run it). ``activations_and_workspace`` is one row a
+    request of attention-residual buffers, the widest products, expert partial rows and gathered fp32
+    logits, plus ``RUNTIME_RESERVE_BYTES``, which is an assumption.
+
+    Raises:
+        UserError: the layout does not divide the model, or the workload is outside its limits.
+    """
+    shapes = rank_shapes(arch, layout, Workload(concurrency=concurrency, context=context, kv_dtype=kv_dtype))
+    tokens_on_rank = math.ceil(context / layout.dcp)
+    state_bytes = shapes.kda_recurrent_state_bytes + shapes.kda_conv_state_bytes
+    return ResidentMemory(
+        weights=_weight_bytes(arch, layout, shapes, sharded_latent),
+        kv_cache=shapes.num_requests * len(arch.mla_layers) * tokens_on_rank * shapes.kv_bytes_per_token,
+        kda_state=shapes.num_requests * len(arch.kda_layers) * state_bytes,
+        activations_and_workspace=shapes.num_requests * _row_bytes(arch, layout) + RUNTIME_RESERVE_BYTES,
+    )
+
+
+def check_fits(
+    arch: Architecture,
+    layout: Layout,
+    *,
+    hbm_capacity_bytes: int,
+    machine_name: str,
+    concurrency: int,
+    context: int,
+    kv_dtype: KvDtype,
+    sharded_latent: bool = False,
+) -> None:
+    """Refuse what does not fit into a GPU's memory.
+
+    Raises:
+        UserError: by how many GB it does not fit, and which tensor-parallel sizes would.
+    """
+
+    def needed(candidate: Layout) -> int:
+        return resident_bytes(
+            arch,
+            candidate,
+            concurrency=concurrency,
+            context=context,
+            kv_dtype=kv_dtype,
+            sharded_latent=sharded_latent,
+        ).total
+
+    total = needed(layout)
+    if total <= hbm_capacity_bytes:
+        return
+    others = [_with_tp(layout, tp) for tp in accepted_tp(arch) if tp > layout.tp]
+    fitting = [f"tp={other.tp}" for other in others if needed(other) <= hbm_capacity_bytes]
+    advice = (
+        f"{' or '.join(fitting)} would fit"
+        if fitting
+        else f"no tp up to {MAX_TP} fits: lower concurrency or context, or raise dcp or dp"
+    )
+    raise UserError(
+        f"{layout.tag} needs {total / 1e9:.1f} GB a GPU, {(total - hbm_capacity_bytes) / 1e9:.1f} GB more "
+        f"than the {hbm_capacity_bytes / 1e9:.1f} GB of {machine_name} (concurrency {concurrency}, "
+        f"context {context}, {kv_dtype} KV cache); {advice}"
+    )
+
+
+def _bf16(
+    name: str, rows: int, depth: int, *, pad: int = 1, replicated: bool = False, num_batches: int = 1
+) -> Matrix:
+    padded = _round_up(rows, pad)
+    return Matrix(
+        name=name,
+        num_outputs=padded,
+        num_outputs_unpadded=rows,
+        depth=depth,
+        num_bytes=padded * depth * _BF16_BYTES,
+        replicated=replicated,
+        dtype="bfloat16",
+        num_batches=num_batches,
+    )
+
+
+def _weight_bytes(arch: Architecture, layout: Layout, shapes: RankShapes, sharded_latent: bool) -> int:
+    matrices = rank_matrices(arch, layout)
+    hidden, moe = arch.hidden_size, arch.moe
+
+    def sizes(*names: str) -> int:
+        return sum(matrices[name].num_bytes for name in names)
+
+    kda = sizes("kda.in_proj", "kda.f_b", "kda.o_proj")
+    kda += shapes.kda_conv_weight_bytes + shapes.kda_vector_bytes
+    mla = sizes("mla.qkv_a", "mla.gate", "mla.q_b", "mla.w_uk", "mla.w_uv", "mla.o_proj")
+    mla += (arch.mla.q_lora_rank + arch.mla.kv_lora_rank) * _BF16_BYTES
+    latent = (
+        ("moe.latent_down_shard", "moe.latent_up_shard")
+        if sharded_latent
+        else ("moe.latent_down", "moe.latent_up")
+    )
+    moe_layer = sizes("moe.router", *latent, "moe.shared_gate_up", "moe.shared_down")
+    moe_layer += shapes.experts_owned * sizes("moe.expert_w13", "moe.expert_w2")
+    moe_layer += moe.num_experts * _FP32_BYTES + moe.latent_size * _BF16_BYTES
+    # A layer has two norms and two attention residuals (norm, query); one of each follows the last layer.
+    residual = (6 * arch.num_layers + 3) * hidden * _BF16_BYTES
+    return (
+        len(arch.kda_layers) * kda
+        + len(arch.mla_layers) * mla
+        + arch.num_dense_layers * sizes("dense.gate_up", "dense.down")
+        + arch.num_moe_layers * moe_layer
+        + residual
+        + sizes("embedding", "lm_head")
+    )
+
+
+def _row_bytes(arch: Architecture, layout: Layout) -> int:
+    """Activations that live at once for one request: an upper estimate, every buffer held separately."""
+    moe = arch.moe
+    snapshots = arch.attn_res_sources(arch.num_layers, "mixer") * arch.hidden_size
+    sublayer = 4 * arch.hidden_size + 2 * (2 * arch.kda.key_width + 2 * arch.kda.value_width) // layout.tp
+    experts = moe.top_k * (moe.latent_size + 2 * expert_slice(arch, layout)) + 2 * moe.latent_size
+    logits_bytes = arch.vocab_size * _FP32_BYTES + arch.vocab_size // layout.tp * _BF16_BYTES
+    return (snapshots + sublayer + experts) * _BF16_BYTES + logits_bytes
+
+
+def _with_tp(layout: Layout, tp: int) -> Layout:
+    """The same layout with other tp; experts that were spread over all ranks stay so."""
+    return replace(layout, tp=tp, ep=tp if layout.ep == layout.tp > 1 else layout.ep)
+
+
+def _cut_widths(arch: Architecture) -> dict[str, int]:
+    """Everything that tensor parallelism divides, by the name that an error shows."""
+    return {
+        "KDA heads": arch.kda.num_heads,
+        "attention heads": arch.mla.num_heads,
+        "vocabulary": arch.vocab_size,
+        "hidden size": arch.hidden_size,
+        "latent size": arch.moe.latent_size,
+        "experts (router rows)": arch.moe.num_experts,
+        "dense intermediate": arch.dense_intermediate,
+        "shared-expert intermediate": arch.moe.shared_intermediate,
+        "scale groups of the expert intermediate": arch.moe.expert_intermediate // arch.moe.scale_group,
+    }
+
+
+def _why_not_tp(arch: Architecture, tp: int) -> str:
+    if not 1 <= tp <= MAX_TP or tp & (tp - 1):
+        return f"not a power of two from 1 to {MAX_TP}"
+    blocked = [f"{width} {name}" for name, width in _cut_widths(arch).items() if width % tp]
+    return "it does not divide " + ", ".join(blocked)
+
+
+def _ep_divides(arch: Architecture, tp: int, ep: int) -> bool:
+    groups = arch.moe.expert_intermediate // arch.moe.scale_group
+    return arch.moe.num_experts % ep == 0 and groups % (tp // ep) == 0
+
+
+def _divisors(tp: int) -> list[int]:
+    """Divisors of a power of two."""
+    return [2**power for power in range(tp.bit_length())]
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
