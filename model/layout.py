@@ -71,6 +71,11 @@ class Workload:
     context: int = 8192
     kv_dtype: KvDtype = "fp8"
 
+    @property
+    def kv_element_bytes(self) -> int:
+        """Bytes of one value of the KV cache."""
+        return KV_DTYPE_BYTES[self.kv_dtype]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
@@ -94,21 +99,16 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class RankShapes:
-    """What one rank holds and touches besides matrices. Byte sizes are per layer."""
+    """Heads, experts and state of one rank. Byte sizes are of one layer; states are of one request."""
 
     kda_heads: int
     mla_heads: int
-    mla_heads_attended: (
-        int  # with decode context parallelism a rank attends for its whole group, over its tokens
-    )
-    kda_recurrent_state_bytes: int  # one request, fp32, read and written each step
-    kda_conv_state_bytes: int  # one request, bf16, read and written each step
+    kda_state_bytes: int  # recurrent state, fp32, read and written each step
+    kda_conv_state_bytes: int  # past samples of q, k and v, bf16, read and written each step
     kda_conv_weight_bytes: int  # fp32
     kda_vector_bytes: int  # decay bias, per-head decay and output norm, fp32
-    kv_bytes_per_token: int  # of the tokens that lie on this rank; the same row on every rank of a TP group
     experts_owned: int
     expert_ranks: int  # ranks that share one expert
-    num_requests: int  # of the fullest replica
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ def check_layout(arch: Architecture, layout: Layout) -> None:
         )
     if layout.dcp not in _divisors(layout.tp):
         raise UserError(
-            f"dcp={layout.dcp} at tp={layout.tp}: the KV cache is divided over one replica's ranks; accepted: "
+            f"dcp={layout.dcp} at tp={layout.tp}: the KV cache is cut over one replica's ranks; accepted: "
             f"{', '.join(map(str, _divisors(layout.tp)))}"
         )
     if not 1 <= layout.dp <= MAX_DP:
@@ -251,30 +251,34 @@ def rank_matrices(arch: Architecture, layout: Layout) -> dict[str, Matrix]:
     return {matrix.name: matrix for matrix in matrices}
 
 
-def rank_shapes(arch: Architecture, layout: Layout, workload: Workload) -> RankShapes:
-    """Heads, state and cache sizes of one rank.
+def rank_shapes(arch: Architecture, layout: Layout) -> RankShapes:
+    """Heads, experts and state sizes of one rank.
 
     Raises:
-        UserError: the layout does not divide the model, or the workload is outside its limits.
+        UserError: the layout does not divide the model (see ``check_layout``).
     """
     check_layout(arch, layout)
-    check_workload(arch, workload)
     kda, tp = arch.kda, layout.tp
     kda_heads = kda.num_heads // tp
     conv_channels = kda.conv_channels // tp
     return RankShapes(
         kda_heads=kda_heads,
         mla_heads=arch.mla.num_heads // tp,
-        mla_heads_attended=arch.mla.num_heads // tp * layout.dcp,
-        kda_recurrent_state_bytes=kda_heads * kda.head_dim_k * kda.head_dim_v * _FP32_BYTES,
+        kda_state_bytes=kda_heads * kda.head_dim_k * kda.head_dim_v * _FP32_BYTES,
         kda_conv_state_bytes=(kda.conv_width - 1) * conv_channels * _BF16_BYTES,
         kda_conv_weight_bytes=kda.conv_width * conv_channels * _FP32_BYTES,
         kda_vector_bytes=(kda.key_width // tp + kda_heads + kda.head_dim_v) * _FP32_BYTES,
-        kv_bytes_per_token=arch.mla.cache_width * KV_DTYPE_BYTES[workload.kv_dtype],
         experts_owned=arch.moe.num_experts // layout.ep,
         expert_ranks=tp // layout.ep,
-        num_requests=math.ceil(workload.concurrency / layout.dp),
     )
+
+
+def kv_bytes_per_token(arch: Architecture, kv_dtype: KvDtype) -> int:
+    """Bytes of one token in one MLA layer's cache: latent and extra key, the same row on every TP rank.
+
+    Decode context parallelism divides the tokens, not the row.
+    """
+    return arch.mla.cache_width * KV_DTYPE_BYTES[kv_dtype]
 
 
 def resident_bytes(
@@ -296,14 +300,16 @@ def resident_bytes(
     Raises:
         UserError: the layout does not divide the model, or the workload is outside its limits.
     """
-    shapes = rank_shapes(arch, layout, Workload(concurrency=concurrency, context=context, kv_dtype=kv_dtype))
-    tokens_on_rank = math.ceil(context / layout.dcp)
-    state_bytes = shapes.kda_recurrent_state_bytes + shapes.kda_conv_state_bytes
+    check_workload(arch, Workload(concurrency=concurrency, context=context, kv_dtype=kv_dtype))
+    shapes = rank_shapes(arch, layout)
+    num_requests = math.ceil(concurrency / layout.dp)
+    cache_bytes = math.ceil(context / layout.dcp) * kv_bytes_per_token(arch, kv_dtype)
+    state_bytes = shapes.kda_state_bytes + shapes.kda_conv_state_bytes
     return ResidentMemory(
         weights=_weight_bytes(arch, layout, shapes, sharded_latent),
-        kv_cache=shapes.num_requests * len(arch.mla_layers) * tokens_on_rank * shapes.kv_bytes_per_token,
-        kda_state=shapes.num_requests * len(arch.kda_layers) * state_bytes,
-        activations_and_workspace=shapes.num_requests * _row_bytes(arch, layout) + RUNTIME_RESERVE_BYTES,
+        kv_cache=num_requests * len(arch.mla_layers) * cache_bytes,
+        kda_state=num_requests * len(arch.kda_layers) * state_bytes,
+        activations_and_workspace=num_requests * _row_bytes(arch, layout) + RUNTIME_RESERVE_BYTES,
     )
 
 
