@@ -1,0 +1,70 @@
+"""The cost function of every operator a path may name: ``folder.function`` to ``(weights, **shape) -> Work``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from k3sim.kernels.attn_res import cost as attn_res
+from k3sim.kernels.expert_gemv import cost as expert_gemv
+from k3sim.kernels.kda_decode import cost as kda_decode
+from k3sim.kernels.l2_prefetch import cost as l2_prefetch
+from k3sim.kernels.latent_tail import cost as latent_tail
+from k3sim.kernels.lm_head import cost as lm_head
+from k3sim.kernels.mla_decode import cost as mla_decode
+from k3sim.kernels.mla_prep import cost as mla_prep
+from k3sim.kernels.proj_allreduce import cost as proj_allreduce
+from k3sim.kernels.router_topk import cost as router_topk
+from k3sim.kernels.skinny_gemv import cost as skinny_gemv
+from k3sim.kernels.unfused import cost as unfused
+from k3sim.kernels.work import Work
+from k3sim.model.program import Weight
+
+CostFunction = Callable[..., Work]
+
+COSTS: Mapping[str, CostFunction] = {
+    "attn_res.consume": attn_res.consume,
+    "attn_res.single_block": attn_res.single_block,
+    "attn_res.snapshot_sums": attn_res.snapshot_sums,
+    "expert_gemv.block": expert_gemv.block,
+    "expert_gemv.gemm1": expert_gemv.gemm1,
+    "expert_gemv.gemm2": expert_gemv.gemm2,
+    "kda_decode.cluster": kda_decode.cluster,
+    "kda_decode.per_head": kda_decode.per_head,
+    "l2_prefetch.bulk": l2_prefetch.bulk,
+    "latent_tail.reduce_pull": latent_tail.reduce_pull,
+    "latent_tail.reduce_push": latent_tail.reduce_push,
+    "latent_tail.up": latent_tail.up,
+    "latent_tail.up_ring": latent_tail.up_ring,
+    "lm_head.logits": lm_head.logits,
+    "lm_head.top_k": lm_head.top_k,
+    "mla_decode.fused": mla_decode.fused,
+    "mla_decode.lse_merge": mla_decode.lse_merge,
+    "mla_decode.partial": mla_decode.partial,
+    "mla_decode.split_kv": mla_decode.split_kv,
+    "mla_prep.fused": mla_prep.fused,
+    "proj_allreduce.produce": proj_allreduce.produce,
+    "router_topk.gather_select": router_topk.gather_select,
+    "skinny_gemv.column_pair": skinny_gemv.column_pair,
+    "skinny_gemv.ring": skinny_gemv.ring,
+    "skinny_gemv.ring_push": skinny_gemv.ring_push,
+    "unfused.all_reduce": unfused.all_reduce,
+    "unfused.batched_gemm": unfused.batched_gemm,
+    "unfused.conv_update": unfused.conv_update,
+    "unfused.elementwise": unfused.elementwise,
+    "unfused.embedding": unfused.embedding,
+    "unfused.gated_norm": unfused.gated_norm,
+    "unfused.norm": unfused.norm,
+    "unfused.poll": unfused.poll,
+    "unfused.quantise": unfused.quantise,
+    "unfused.query_and_cache": unfused.query_and_cache,
+    "unfused.query_gather": unfused.query_gather,
+    "unfused.recurrent_update": unfused.recurrent_update,
+    "unfused.routing": unfused.routing,
+    "unfused.sample": unfused.sample,
+}
+
+
+def work_of(operator: str, weights: Sequence[Weight], shape: Mapping[str, int]) -> Work:
+    """Work of one call. A path that names an unknown operator is a programmer's mistake."""
+    assert operator in COSTS, f"no cost function named {operator}"
+    return COSTS[operator](weights, **shape)

@@ -1,0 +1,90 @@
+"""Cost of the selected MXFP4 experts for one or a few rows.
+
+Weights are the tensor-core operand with 128 outputs a tile, so at one row the number of blocks is
+experts x tiles: 48 at TP16 and 96 at TP8, never the whole chip; that and the serial set-up bound the kernel,
+not its bytes. ``gemm1`` and ``gemm2`` are the two public launches, ``block`` is one persistent launch that also
+selects the experts, with a grid barrier between the two matrices and the second matrix requested before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from k3sim.kernels.router_topk.cost import selection
+from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
+from k3sim.model.program import Weight
+
+TILE_OUTPUTS = 128
+BITS_PER_WEIGHT = 4.25
+
+
+def _pass(weight: Weight, rows_per_expert: float, *, early: bool, barrier: Barrier, num_dependent_loads: int) -> Pass:
+    num_weights = weight.num_bytes * 8 / BITS_PER_WEIGHT
+    return Pass(
+        num_dependent_loads=num_dependent_loads,
+        reads=(Read(region=weight.region, num_bytes=weight.num_bytes, early=early),),
+        # Token tile of 16 on the tensor cores, whatever the rows an expert gets.
+        flops=2.0 * max(16.0, rows_per_expert) * num_weights,
+        unit=Unit.FP4,
+        decoded_weights=int(num_weights),
+        num_tensor_core_setups=1,
+        num_block_reductions=1,
+        barrier=barrier,
+        num_barriers=1 if barrier is not Barrier.NONE else 0,
+    )
+
+
+def _num_experts(distinct_milli: int) -> int:
+    return -(-distinct_milli // 1000)
+
+
+def _work(num_blocks: int, passes: tuple[Pass, ...]) -> Work:
+    return Work(
+        num_blocks=num_blocks,
+        threads_per_block=256,
+        smem_bytes_per_block=128 * 1024,
+        bytes_in_flight_per_block=96 * 1024,
+        max_blocks_per_sm=1,
+        passes=passes,
+    )
+
+
+def gemm1(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, width: int) -> Work:
+    """Gate and up of the selected experts, SiTU and requantisation in the epilogue."""
+    (w13,) = weights
+    experts = _num_experts(distinct_milli)
+    # Expert table, then this tile's rows: two loads in series before the first weight address is known.
+    one = _pass(w13, rows * top_k / experts, early=False, barrier=Barrier.NONE, num_dependent_loads=2)
+    return _work(experts * -(-2 * width // TILE_OUTPUTS), (one,))
+
+
+def gemm2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, latent: int) -> Work:
+    """Down projection of the selected experts into ``top_k`` partial rows of the latent."""
+    (w2,) = weights
+    experts = _num_experts(distinct_milli)
+    one = _pass(w2, rows * top_k / experts, early=False, barrier=Barrier.NONE, num_dependent_loads=2)
+    return _work(experts * -(-latent // TILE_OUTPUTS), (one,))
+
+
+def block(
+    weights: Sequence[Weight],
+    *,
+    rows: int,
+    top_k: int,
+    distinct_milli: int,
+    width: int,
+    experts: int,
+    latent: int,
+) -> Work:
+    """Selection, both matrices and the weighted sum in the latent, one launch."""
+    w13, w2 = weights
+    chosen = _num_experts(distinct_milli)
+    rows_per_expert = rows * top_k / chosen
+    return _work(
+        chosen * -(-2 * width // TILE_OUTPUTS),
+        (
+            selection(experts=experts, latent=latent, num_quantise_reductions=1),
+            _pass(w13, rows_per_expert, early=False, barrier=Barrier.GRID, num_dependent_loads=1),
+            _pass(w2, rows_per_expert, early=True, barrier=Barrier.NONE, num_dependent_loads=1),
+        ),
+    )

@@ -1,0 +1,32 @@
+"""Cost of a bulk L2 prefetch of a list of weight regions: a few blocks that issue and leave.
+
+The simulator moves the bytes as a background stream; the list is cut at ``budget_bytes``, since what exceeds
+L2 would evict what was fetched first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from k3sim.kernels.work import Pass, Read, Work
+from k3sim.model.program import Weight
+
+ISSUING_BLOCKS = 16  # more issuers lose requests: they are dropped silently at 48 and more (k3opt design plan)
+
+
+def bulk(weights: Sequence[Weight], *, budget_bytes: int) -> Work:
+    reads: list[Read] = []
+    left = budget_bytes
+    for one in weights:
+        num_bytes = min(one.num_bytes, left)
+        if num_bytes > 0:
+            reads.append(Read(region=one.region, num_bytes=num_bytes, early=True))
+        left -= num_bytes
+    return Work(
+        num_blocks=ISSUING_BLOCKS,
+        threads_per_block=32,
+        smem_bytes_per_block=0,
+        bytes_in_flight_per_block=1024 * 1024,  # a bulk request holds no register or shared memory of the SM
+        max_blocks_per_sm=1,
+        passes=(Pass(reads=tuple(reads)),),
+    )

@@ -1,0 +1,63 @@
+"""Cost of the LatentMoE tail: sum over experts and ranks, latent RMSNorm, sharded up-projection, gather."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from k3sim.kernels.skinny_gemv.cost import column_pair, ring
+from k3sim.kernels.work import Barrier, Pass, Work
+from k3sim.model.program import Weight
+
+BF16_BYTES = 2
+CLUSTER_BLOCKS = 8
+
+
+def _reduce(*, rows: int, hidden: int, latent: int, ranks: int, expert_rows: int, slots: int) -> Work:
+    return Work(
+        num_blocks=CLUSTER_BLOCKS * rows,
+        threads_per_block=256,
+        smem_bytes_per_block=16 * 1024,
+        bytes_in_flight_per_block=16 * 1024,
+        max_blocks_per_sm=4,
+        passes=(
+            # Weighted sum of the experts' partial rows and the shared expert's partial row, then the send.
+            Pass(
+                num_dependent_loads=1,
+                input_bytes_per_block=(expert_rows * latent + hidden) * BF16_BYTES // CLUSTER_BLOCKS,
+            ),
+            # Slots of every rank, latent RMSNorm over the cluster.
+            Pass(
+                num_dependent_loads=1,
+                input_bytes_per_block=slots * (latent + hidden // ranks) * BF16_BYTES // CLUSTER_BLOCKS,
+                num_block_reductions=1,
+                barrier=Barrier.CLUSTER,
+                num_barriers=1,
+            ),
+        ),
+        sent_bytes_per_peer=rows * (latent + hidden // ranks) * BF16_BYTES,
+    )
+
+
+def reduce_push(
+    weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int, expert_rows: int
+) -> Work:
+    """Every rank pushes its latent partial to all and each peer's slice of the shared partial to its owner."""
+    return _reduce(rows=rows, hidden=hidden, latent=latent, ranks=ranks, expert_rows=expert_rows, slots=ranks)
+
+
+def reduce_pull(
+    weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int, expert_rows: int
+) -> Work:
+    """In-switch form: after a barrier over the ranks one load returns the sum, so one slot is read."""
+    return _reduce(rows=rows, hidden=hidden, latent=latent, ranks=ranks, expert_rows=expert_rows, slots=1)
+
+
+def up(weights: Sequence[Weight], *, rows: int) -> Work:
+    """Column shard of the up-projection plus the shared expert's slice, sent to every peer."""
+    work = column_pair(weights, rows=rows)
+    return Work(**{**vars(work), "sent_bytes_per_peer": rows * weights[0].num_outputs * BF16_BYTES})
+
+
+def up_ring(weights: Sequence[Weight], *, rows: int) -> Work:
+    """``up`` with the shard loaded before the dependency wait."""
+    return ring(weights, rows=rows, sent_bytes_per_peer=rows * weights[0].num_outputs * BF16_BYTES)

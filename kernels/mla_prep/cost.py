@@ -1,0 +1,44 @@
+"""Cost of what precedes MLA attention: q and kv norms, q_b, absorption into the latent, cache write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from k3sim.kernels.work import Barrier, Pass, Read, Work
+from k3sim.model.program import Weight
+
+BF16_BYTES = 2
+CLUSTER_BLOCKS = 8
+
+
+def fused(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int) -> Work:
+    """One launch: a cluster of eight blocks a head. ``weights`` are q_b and W_UK, both read before the wait.
+
+    Every block normalises the latents itself (3 KB), projects its share of the head's query, and after a cluster
+    barrier absorbs it into the latent.
+    """
+    q_b, w_uk = weights
+    return Work(
+        num_blocks=CLUSTER_BLOCKS * heads,
+        threads_per_block=256,
+        smem_bytes_per_block=48 * 1024,
+        bytes_in_flight_per_block=48 * 1024,
+        max_blocks_per_sm=2,
+        passes=(
+            Pass(
+                num_dependent_loads=1,
+                input_bytes_per_block=rows * q_b.depth * BF16_BYTES,
+                reads=(Read(region=q_b.region, num_bytes=q_b.num_bytes, early=True),),
+                flops=2.0 * (rows + 1) * q_b.num_outputs * q_b.depth,
+                num_block_reductions=2,  # norm, projection
+                barrier=Barrier.CLUSTER,
+                num_barriers=1,
+            ),
+            Pass(
+                reads=(Read(region=w_uk.region, num_bytes=w_uk.num_bytes, early=True),),
+                written_bytes=rows * kv_row_bytes,
+                flops=(rows + 1) * float(w_uk.num_bytes),
+                num_block_reductions=1,
+            ),
+        ),
+    )

@@ -1,0 +1,35 @@
+"""Cost of the exact top-16 of 896: bias, selection with ties to the lower id, renormalised weights.
+
+Selection is a radix search over the scores: eight rounds of four bits, a block reduction each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from k3sim.kernels.work import Pass, Work
+from k3sim.model.program import Weight
+
+SELECTION_ROUNDS = 8
+FP32_BYTES = 4
+
+
+def selection(*, experts: int, latent: int, num_quantise_reductions: int) -> Pass:
+    """The selection as one pass of a block, with the latent quantised beside it where asked."""
+    return Pass(
+        num_dependent_loads=1,
+        input_bytes_per_block=experts * FP32_BYTES + latent * 2,
+        num_block_reductions=SELECTION_ROUNDS + 1 + num_quantise_reductions,
+    )
+
+
+def gather_select(weights: Sequence[Weight], *, rows: int, experts: int, latent: int) -> Work:
+    """Polls the shards of logits and latent of every rank, selects, and quantises the latent: one block a row."""
+    return Work(
+        num_blocks=rows,
+        threads_per_block=512,
+        smem_bytes_per_block=16 * 1024,
+        bytes_in_flight_per_block=8 * 1024,
+        max_blocks_per_sm=2,
+        passes=(selection(experts=experts, latent=latent, num_quantise_reductions=1),),
+    )

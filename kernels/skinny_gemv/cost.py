@@ -1,0 +1,110 @@
+"""Cost of one to a few rows times bf16 weights.
+
+Two forms. ``column_pair`` is the public low-latency GEMV: a block of 224 threads owns two outputs, weights go
+straight to registers, nothing is loaded before the dependency wait (vllm-project/vllm 47712, 53534).
+``ring`` keeps a shared-memory ring per block that is filled before the dependency wait, and splits K over a
+cluster where the outputs alone cannot occupy the chip.
+
+Beyond ``MAX_CUDA_CORE_ROWS`` rows fp32 FMAs cost more than the stream, and both use tensor cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
+from k3sim.model.program import Weight
+
+BF16_BYTES = 2
+MAX_CUDA_CORE_ROWS = 4  # four FMAs a weight still hide under its two bytes of HBM on Hopper and Blackwell
+RING_BYTES = 48 * 1024
+SPLIT_TARGET_BLOCKS = 256  # below this the ring form splits K, so that every SM has bytes in flight
+
+
+def _reads(weights: Sequence[Weight], *, early: bool) -> tuple[Read, ...]:
+    return tuple(Read(region=one.region, num_bytes=one.num_bytes, early=early) for one in weights)
+
+
+def _flops(weights: Sequence[Weight], rows: int) -> float:
+    # One conversion to fp32 a weight beside the FMA of each row; both issue on the same pipe.
+    return sum(2.0 * (rows + 1) * one.num_outputs * one.depth for one in weights)
+
+
+def _tensor_core(weights: Sequence[Weight], rows: int, *, early: bool, sent_bytes_per_peer: int) -> Work:
+    """64-output tiles, split over K until about 128 blocks run; the last block of a tile sums the parts."""
+    num_tiles = sum(-(-one.num_outputs // 64) for one in weights)
+    split = max(1, min(128 // num_tiles, weights[0].depth // 512))
+    passes = Pass(
+        num_dependent_loads=1 + (2 if split > 1 else 0),
+        input_bytes_per_block=rows * weights[0].depth * BF16_BYTES // split,
+        reads=_reads(weights, early=early),
+        flops=sum(2.0 * max(rows, 16) * one.num_outputs * one.depth for one in weights),
+        unit=Unit.BF16,
+        num_tensor_core_setups=1,
+        num_block_reductions=1 if split > 1 else 0,
+    )
+    return Work(
+        num_blocks=num_tiles * split,
+        threads_per_block=192,
+        smem_bytes_per_block=100 * 1024,
+        bytes_in_flight_per_block=96 * 1024,
+        max_blocks_per_sm=2,
+        passes=(passes,),
+        sent_bytes_per_peer=sent_bytes_per_peer,
+    )
+
+
+def column_pair(weights: Sequence[Weight], *, rows: int) -> Work:
+    """The public form: ``[rows, K] x [N, K]`` for each weight, outputs in bf16, weights read after the wait."""
+    if rows > MAX_CUDA_CORE_ROWS:
+        return _tensor_core(weights, rows, early=False, sent_bytes_per_peer=0)
+    return Work(
+        num_blocks=sum(-(-one.num_outputs // 2) for one in weights),
+        threads_per_block=224,
+        smem_bytes_per_block=1024,
+        bytes_in_flight_per_block=2 * 4 * 16 * 224,  # two outputs, unroll 4, 16-byte loads
+        max_blocks_per_sm=4,  # 64 registers a thread
+        passes=(
+            Pass(
+                num_dependent_loads=1,
+                input_bytes_per_block=rows * weights[0].depth * BF16_BYTES,
+                reads=_reads(weights, early=False),
+                flops=_flops(weights, rows),
+                num_block_reductions=1,
+            ),
+        ),
+    )
+
+
+def ring(weights: Sequence[Weight], *, rows: int, sent_bytes_per_peer: int = 0) -> Work:
+    """The size-matched form; ``sent_bytes_per_peer`` is what its epilogue pushes to each peer."""
+    if rows > MAX_CUDA_CORE_ROWS:
+        return _tensor_core(weights, rows, early=True, sent_bytes_per_peer=sent_bytes_per_peer)
+    num_outputs = sum(one.num_outputs for one in weights)
+    outputs_per_block = 8 if num_outputs >= 8 * SPLIT_TARGET_BLOCKS else 4
+    num_blocks = -(-num_outputs // outputs_per_block)
+    split = max(1, -(-SPLIT_TARGET_BLOCKS // num_blocks))
+    return Work(
+        num_blocks=num_blocks * split,
+        threads_per_block=256,
+        smem_bytes_per_block=RING_BYTES,
+        bytes_in_flight_per_block=RING_BYTES,
+        max_blocks_per_sm=2,
+        passes=(
+            Pass(
+                num_dependent_loads=1,
+                input_bytes_per_block=rows * weights[0].depth * BF16_BYTES // split,
+                reads=_reads(weights, early=True),
+                flops=_flops(weights, rows),
+                num_block_reductions=1,
+                barrier=Barrier.CLUSTER if split > 1 else Barrier.NONE,
+                num_barriers=1 if split > 1 else 0,
+            ),
+        ),
+        sent_bytes_per_peer=sent_bytes_per_peer,
+    )
+
+
+def ring_push(weights: Sequence[Weight], *, rows: int, sent_bytes_per_row: int) -> Work:
+    """``ring`` whose epilogue pushes its outputs to every peer."""
+    return ring(weights, rows=rows, sent_bytes_per_peer=rows * sent_bytes_per_row)

@@ -1,0 +1,152 @@
+"""Costs of the stock path's separate kernels that have no fused counterpart here.
+
+All are small: their time is the boundary, one or two dependent loads and a reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from k3sim.kernels.work import Pass, Read, ReadKind, Work
+from k3sim.model.program import Weight
+
+BF16_BYTES = 2
+
+
+def _small(
+    *,
+    num_blocks: int,
+    loads: int = 1,
+    input_bytes_per_block: int = 0,
+    reads: tuple[Read, ...] = (),
+    written_bytes: int = 0,
+    reductions: int = 0,
+    flops: float = 0.0,
+    sent_bytes_per_peer: int = 0,
+    then: tuple[Pass, ...] = (),
+) -> Work:
+    return Work(
+        num_blocks=num_blocks,
+        threads_per_block=256,
+        smem_bytes_per_block=4096,
+        bytes_in_flight_per_block=16 * 1024,
+        max_blocks_per_sm=8,
+        passes=(
+            Pass(
+                num_dependent_loads=loads,
+                input_bytes_per_block=input_bytes_per_block,
+                reads=reads,
+                written_bytes=written_bytes,
+                flops=flops,
+                num_block_reductions=reductions,
+            ),
+            *then,
+        ),
+        sent_bytes_per_peer=sent_bytes_per_peer,
+    )
+
+
+def embedding(weights: Sequence[Weight], *, rows: int, hidden: int) -> Work:
+    """Vocabulary-parallel lookup: token id, then its row."""
+    row = Read(region="", num_bytes=rows * hidden * BF16_BYTES)
+    return _small(num_blocks=8 * rows, loads=2, reads=(row,), sent_bytes_per_peer=rows * hidden * BF16_BYTES)
+
+
+def all_reduce(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int) -> Work:
+    """One-shot push all-reduce of ``[rows, hidden]``: load, push, poll, sum of every rank's slot."""
+    blocks = 8
+    row_bytes = rows * hidden * BF16_BYTES
+    return _small(
+        num_blocks=blocks,
+        input_bytes_per_block=row_bytes // blocks,
+        sent_bytes_per_peer=row_bytes,
+        then=(Pass(num_dependent_loads=1, input_bytes_per_block=ranks * row_bytes // blocks),),
+    )
+
+
+def conv_update(
+    weights: Sequence[Weight], *, rows: int, conv_state_bytes: int, conv_weight_bytes: int
+) -> Work:
+    """Causal convolution update with SiLU over q, k and v."""
+    reads = (
+        Read(region="", num_bytes=rows * conv_state_bytes, kind=ReadKind.KV_STATE),
+        Read(region="", num_bytes=conv_weight_bytes),
+    )
+    return _small(num_blocks=-(-conv_state_bytes // 3072) * rows, loads=2, reads=reads,
+                  written_bytes=rows * conv_state_bytes)
+
+
+def recurrent_update(weights: Sequence[Weight], *, rows: int, heads: int, state_bytes: int) -> Work:
+    """Delta rule with gates inside; four blocks a head, each 32 value columns."""
+    return _small(
+        num_blocks=4 * heads * rows,
+        loads=2,
+        reads=(Read(region="", num_bytes=rows * state_bytes, kind=ReadKind.KV_STATE),),
+        written_bytes=rows * state_bytes,
+        flops=8.0 * rows * state_bytes / 4,
+        reductions=4,
+    )
+
+
+def gated_norm(weights: Sequence[Weight], *, rows: int, heads: int, head_dim: int) -> Work:
+    """Per-head RMSNorm times the sigmoid of the output gate."""
+    return _small(num_blocks=rows * heads, input_bytes_per_block=2 * head_dim * BF16_BYTES, reductions=1)
+
+
+def norm(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
+    """RMSNorm of ``[rows, width]``, one block a row."""
+    parameters = Read(region="", num_bytes=width * BF16_BYTES)
+    return _small(num_blocks=rows, input_bytes_per_block=width * BF16_BYTES, reads=(parameters,), reductions=1)
+
+
+def elementwise(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
+    """One load and one store an element: SiTU, the sigmoid gate, a copy out of the receive buffer."""
+    return _small(num_blocks=-(-rows * width // 2048), input_bytes_per_block=2 * 2048 * BF16_BYTES)
+
+
+def quantise(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
+    """MXFP8 of ``[rows, width]``: a maximum over each 32 elements, within a warp."""
+    return _small(num_blocks=-(-rows * width // 2048), input_bytes_per_block=2048 * BF16_BYTES, reductions=1)
+
+
+def routing(weights: Sequence[Weight], *, rows: int, experts: int) -> Work:
+    """Sigmoid, bias, top-16 and the permutation of tokens by expert: selection rounds, then a prefix sum."""
+    return _small(num_blocks=rows, loads=2, input_bytes_per_block=experts * 4, reductions=8 + 2)
+
+
+def batched_gemm(weights: Sequence[Weight], *, rows: int) -> Work:
+    """One small matrix a head: absorption of W_UK, or lift by W_UV."""
+    (one,) = weights
+    blocks = max(1, one.num_bytes // (64 * 1024))
+    return _small(
+        num_blocks=blocks,
+        input_bytes_per_block=rows * 1024,
+        reads=(Read(region=one.region, num_bytes=one.num_bytes),),
+        flops=(rows + 1) * float(one.num_bytes),
+        reductions=1,
+    )
+
+
+def query_and_cache(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int) -> Work:
+    """Builds and quantises the query and inserts the new row into the paged cache."""
+    return _small(num_blocks=rows * heads, loads=2, input_bytes_per_block=2 * 576, written_bytes=rows * kv_row_bytes)
+
+
+def query_gather(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int) -> Work:
+    """Context parallel: pushes this rank's quantised heads to the ranks that hold the other tokens, and polls."""
+    return _small(
+        num_blocks=rows * heads,
+        input_bytes_per_block=kv_row_bytes,
+        sent_bytes_per_peer=rows * heads * kv_row_bytes,
+        then=(Pass(num_dependent_loads=1),),
+    )
+
+
+def sample(weights: Sequence[Weight], *, rows: int, ranks: int) -> Work:
+    """Draws the token from every rank's candidates: one block a row, a selection and a prefix sum."""
+    return _small(num_blocks=rows, input_bytes_per_block=ranks * 64 * 8, reductions=8 + 2)
+
+
+def poll(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
+    """Copies arrived data out of the receive buffer, which is the wait of whoever needs all of it."""
+    return _small(num_blocks=-(-rows * width // 2048), input_bytes_per_block=2048 * BF16_BYTES)

@@ -1,0 +1,92 @@
+"""Work: what one kernel does on one rank, in counts that any machine can price.
+
+A cost function turns a shape into a Work; the simulator turns a Work and a Machine into time. Bytes alone do not
+predict a decode kernel: at one row the small ones are chains of dependent round trips (a fused KDA decode reaches
+2 % of HBM bandwidth at batch 1), so a Work also counts dependent loads, block reductions, barriers and
+tensor-core set-ups. It holds no times: those belong to the machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class ReadKind(str, Enum):
+    WEIGHTS = "weights"
+    KV_STATE = "kv and state"
+
+
+class Unit(str, Enum):
+    """The execution unit that bounds a pass."""
+
+    CUDA_CORE = "cuda core"  # fp32 FMA, two flops each
+    BF16 = "bf16 tensor core"
+    FP8 = "fp8 tensor core"
+    FP4 = "fp4 tensor core"  # MXFP4 weights; a machine without FP4 decodes them to bf16 first
+
+
+class Barrier(str, Enum):
+    NONE = "none"
+    CLUSTER = "cluster"
+    GRID = "grid"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """Bytes that come from HBM unless L2 holds ``region``; ``early`` when the address needs no predecessor."""
+
+    region: str
+    num_bytes: int
+    kind: ReadKind = ReadKind.WEIGHTS
+    early: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One sweep of a kernel: dependent loads, then streaming beside arithmetic, then reductions and barriers."""
+
+    num_dependent_loads: int = 0  # L2 round trips in series, that of the input included
+    input_bytes_per_block: int = 0  # activations that each block reads from L2 before it can multiply
+    reads: tuple[Read, ...] = ()
+    written_bytes: int = 0  # state and cache written back to HBM
+    flops: float = 0.0
+    unit: Unit = Unit.CUDA_CORE
+    decoded_weights: int = 0  # FP4 weights that a machine without FP4 tensor cores must decode
+    num_tensor_core_setups: int = 0  # scales, pipeline fill, TMEM allocation, in series
+    num_block_reductions: int = 0  # in series
+    barrier: Barrier = Barrier.NONE
+    num_barriers: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Footprint and passes of one kernel on one rank.
+
+    ``bytes_in_flight_per_block`` is the depth of the load pipeline: it caps the HBM rate, and it is also what
+    a kernel can load before its dependency wait.
+    """
+
+    num_blocks: int
+    threads_per_block: int
+    smem_bytes_per_block: int
+    bytes_in_flight_per_block: int
+    max_blocks_per_sm: int  # register limit
+    passes: tuple[Pass, ...]
+    sent_bytes_per_peer: int = 0  # payload each peer receives
+
+    def read_bytes(self) -> int:
+        """HBM bytes read when L2 holds nothing."""
+        return sum(read.num_bytes for one in self.passes for read in one.reads)
+
+    def moved_bytes(self) -> int:
+        """HBM bytes read and written when L2 holds nothing: the numerator of the floor."""
+        return self.read_bytes() + sum(one.written_bytes for one in self.passes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """Kernels launched one by one by the host, outside the graph."""
+
+    num_launches: int
+    num_graph_launches: int = 0

@@ -1,0 +1,237 @@
+"""The tables of the paths. ``paths.Row`` explains the columns.
+
+Read a table from the top: it is the order of the main stream. Rows come in pairs where a switch replaces a
+kernel: ``off`` names the switch that removes the row, ``on`` the switches that bring it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from k3sim.model.paths import HEAD, START, Row
+
+SIZE, WELD, ROUTE, FETCH = "size-matched", "welded", "shared-routing", "prefetch"
+
+ROWS: dict[str, int | str] = {"rows": "rows"}
+MIX: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "sources": "sources"}
+ALL_REDUCE: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "ranks": "ranks"}
+PARTIAL_SUMS: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "slots": "ranks"}
+SHARDS: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "slots": 1}
+KDA_STATE: dict[str, int | str] = {
+    "rows": "rows",
+    "heads": "kda_heads",
+    "state_bytes": "kda_state_bytes",
+    "conv_state_bytes": "kda_conv_state_bytes",
+    "conv_weight_bytes": "kda_conv_weight_bytes",
+}
+ATTENTION: dict[str, int | str] = {
+    "rows": "rows",
+    "heads": "mla_heads",
+    "context": "context",
+    "kv_row_bytes": "kv_row_bytes",
+    "kv_lora_rank": "kv_lora_rank",
+}
+EXPERTS: dict[str, int | str] = {"rows": "rows", "top_k": "top_k", "distinct_milli": "distinct_milli"}
+SELECT: dict[str, int | str] = {"rows": "rows", "experts": "experts", "latent": "latent"}
+TAIL: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "latent": "latent", "ranks": "ranks"}
+
+
+def _row(stage: str, operator: str, shape: Mapping[str, int | str], **columns: Any) -> Row:
+    return Row(stage=stage, operator=operator, shape=shape, **columns)
+
+
+# A chain kernel launched early: its successor may start as soon as it runs.
+EARLY: dict[str, Any] = {"launch": "pdl", "trigger": "start"}
+# The public kernels with early PDL trigger: after the main loop.
+PUBLIC: dict[str, Any] = {"launch": "pdl", "trigger": "stream"}
+
+START_ROWS = (
+    # Input preparation runs op by op before the graph: about 19 launches on vLLM's V2 runner, inferred from
+    # k3opt's "about 90 us" on GB200 and the cost of one launch from a Grace host.
+    _row("host.inputs", "host", {"num_launches": 19, "num_graph_launches": 1}, launch="host", stream="host"),
+    _row("embed.lookup", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, off=(WELD,)),
+    _row("embed.all_reduce", "unfused.all_reduce", ALL_REDUCE, launch="pdl", off=(WELD,),
+         sends="embed", receives=("embed",)),
+    _row("embed.push", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, on=(WELD,), sends="residual",
+         trigger="start"),
+)
+
+KDA_ROWS = (
+    _row("attn_res.mixer", "attn_res.single_block", MIX, off=(WELD,)),
+    _row("attn_res.mixer", "attn_res.consume", SHARDS, on=(WELD,), receives=("residual",), **EARLY),
+    _row("kda.in_proj", "skinny_gemv.column_pair", ROWS, weights=("kda.in_proj",), off=(SIZE,), **PUBLIC),
+    _row("kda.in_proj", "skinny_gemv.ring", ROWS, weights=("kda.in_proj",), on=(SIZE,), **EARLY),
+    _row("attn_res.snapshots", "attn_res.snapshot_sums", MIX, on=(WELD,), stream="aux", after=("attn_res.mixer",)),
+    _row("kda.f_b", "skinny_gemv.column_pair", ROWS, weights=("kda.f_b",), off=(SIZE,), launch="pdl"),
+    _row("kda.decode", "kda_decode.per_head", KDA_STATE, off=(SIZE,), needs="many kda heads", **PUBLIC),
+    _row("kda.conv", "unfused.conv_update",
+         {"rows": "rows", "conv_state_bytes": "kda_conv_state_bytes", "conv_weight_bytes": "kda_conv_weight_bytes"},
+         off=(SIZE,), needs="few kda heads"),
+    _row("kda.recurrent", "unfused.recurrent_update",
+         {"rows": "rows", "heads": "kda_heads", "state_bytes": "kda_state_bytes"}, off=(SIZE,), needs="few kda heads"),
+    _row("kda.gated_norm", "unfused.gated_norm", {"rows": "rows", "heads": "kda_heads", "head_dim": "head_dim"},
+         off=(SIZE,), needs="few kda heads"),
+    _row("kda.decode", "kda_decode.cluster", KDA_STATE, weights=("kda.f_b",), on=(SIZE,), **EARLY),
+    _row("prefetch.o_proj", "l2_prefetch.bulk", {"budget_bytes": 16 << 20}, weights=("kda.o_proj",), on=(FETCH,),
+         stream="prefetch", after=("kda.in_proj",)),
+    _row("kda.o_proj", "skinny_gemv.column_pair", ROWS, weights=("kda.o_proj",), off=(WELD,), **PUBLIC),
+    _row("kda.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(WELD,), launch="pdl",
+         sends="attention", receives=("attention",)),
+    _row("kda.o_proj", "proj_allreduce.produce", ROWS, weights=("kda.o_proj",), on=(WELD,), sends="attention", **EARLY),
+)
+
+MLA_ROWS = (
+    _row("attn_res.mixer", "attn_res.single_block", MIX, off=(WELD,)),
+    _row("attn_res.mixer", "attn_res.consume", SHARDS, on=(WELD,), receives=("residual",), **EARLY),
+    _row("mla.gate", "skinny_gemv.column_pair", ROWS, weights=("mla.gate",), off=(SIZE,), stream="aux",
+         after=("attn_res.mixer",)),
+    _row("mla.qkv_a", "skinny_gemv.column_pair", ROWS, weights=("mla.qkv_a",), off=(SIZE,), **PUBLIC),
+    _row("mla.qkv_a_gate", "skinny_gemv.ring", ROWS, weights=("mla.qkv_a", "mla.gate"), on=(SIZE,), **EARLY),
+    _row("attn_res.snapshots", "attn_res.snapshot_sums", MIX, on=(WELD,), stream="aux", after=("attn_res.mixer",)),
+    _row("mla.norms", "unfused.norm", {"rows": "rows", "width": 2048}, off=(SIZE,)),
+    _row("mla.q_b", "skinny_gemv.column_pair", ROWS, weights=("mla.q_b",), off=(SIZE,), **PUBLIC),
+    _row("mla.absorb", "unfused.batched_gemm", ROWS, weights=("mla.w_uk",), off=(SIZE,)),
+    _row("mla.query_cache", "unfused.query_and_cache", {"rows": "rows", "heads": "mla_own_heads",
+         "kv_row_bytes": "kv_row_bytes"}, off=(SIZE,)),
+    _row("mla.prep", "mla_prep.fused", {"rows": "rows", "heads": "mla_own_heads", "kv_row_bytes": "kv_row_bytes"},
+         weights=("mla.q_b", "mla.w_uk"), on=(SIZE,), **EARLY),
+    _row("prefetch.o_proj", "l2_prefetch.bulk", {"budget_bytes": 16 << 20}, weights=("mla.o_proj",), on=(FETCH,),
+         stream="prefetch", after=("mla.prep", "mla.query_cache")),
+    _row("mla.query_gather", "unfused.query_gather", {"rows": "rows", "heads": "mla_own_heads",
+         "kv_row_bytes": "kv_row_bytes"}, needs="dcp", launch="pdl", sends="query", receives=("query",), group="dcp"),
+    _row("mla.attention", "mla_decode.split_kv", ATTENTION, off=(SIZE,), needs="no dcp", launch="pdl"),
+    _row("mla.attention", "mla_decode.partial", {**ATTENTION, "context_ranks": "dcp"}, needs="dcp", launch="pdl",
+         sends="context", group="dcp"),
+    _row("mla.lse_merge", "mla_decode.lse_merge", {"rows": "rows", "heads": "mla_own_heads", "ranks": "dcp",
+         "kv_lora_rank": "kv_lora_rank"}, needs="dcp", launch="pdl", receives=("context",)),
+    _row("mla.attention", "mla_decode.fused", ATTENTION, weights=("mla.w_uv",), on=(SIZE,), needs="no dcp", **EARLY),
+    _row("mla.lift", "unfused.batched_gemm", ROWS, weights=("mla.w_uv",), off=(SIZE,), needs="no dcp"),
+    _row("mla.lift", "unfused.batched_gemm", ROWS, weights=("mla.w_uv",), needs="dcp"),
+    _row("mla.gate_multiply", "unfused.elementwise", {"rows": "rows", "width": "mla_value_width"}, off=(SIZE,),
+         needs="no dcp", after=("mla.gate",)),
+    _row("mla.gate_multiply", "unfused.elementwise", {"rows": "rows", "width": "mla_value_width"}, needs="dcp",
+         after=("mla.gate",)),
+    _row("mla.o_proj", "skinny_gemv.column_pair", ROWS, weights=("mla.o_proj",), off=(WELD,), **PUBLIC),
+    _row("mla.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(WELD,), launch="pdl",
+         sends="attention", receives=("attention",)),
+    _row("mla.o_proj", "proj_allreduce.produce", ROWS, weights=("mla.o_proj",), on=(WELD,), sends="attention", **EARLY),
+)
+
+BEFORE_FFN = (
+    _row("attn_res.ffn", "attn_res.single_block", MIX, off=(WELD,)),
+    _row("attn_res.ffn", "attn_res.consume", PARTIAL_SUMS, on=(WELD,), receives=("attention",), **EARLY),
+)
+
+DENSE_ROWS = (
+    *BEFORE_FFN,
+    _row("dense.gate_up", "skinny_gemv.column_pair", ROWS, weights=("dense.gate_up",), off=(SIZE,), **PUBLIC),
+    _row("dense.gate_up", "skinny_gemv.ring", ROWS, weights=("dense.gate_up",), on=(SIZE,), **EARLY),
+    _row("dense.situ", "unfused.elementwise", {"rows": "rows", "width": "dense_width"}, off=(SIZE,)),
+    _row("dense.down", "skinny_gemv.column_pair", ROWS, weights=("dense.down",), off=(WELD,), **PUBLIC),
+    _row("dense.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(WELD,), launch="pdl",
+         sends="ffn", receives=("ffn",)),
+    _row("dense.down", "proj_allreduce.produce", ROWS, weights=("dense.down",), on=(WELD,), sends="residual", **EARLY),
+)
+
+MOE_ROWS = (
+    *BEFORE_FFN,
+    # Front, computed in full on every rank: router on the main stream, latent down-projection beside it.
+    _row("moe.router", "skinny_gemv.column_pair", ROWS, weights=("moe.router",), off=(ROUTE,), **PUBLIC),
+    _row("moe.latent_down", "skinny_gemv.column_pair", ROWS, weights=("moe.latent_down",), off=(ROUTE,), stream="aux",
+         after=("attn_res.ffn",)),
+    # Front, divided over the ranks: one GEMV pushes this rank's logits and latent columns to all.
+    _row("moe.front", "skinny_gemv.ring_push", {"rows": "rows", "sent_bytes_per_row": "route_bytes"},
+         weights=("moe.router_shard", "moe.latent_down_shard"), on=(ROUTE,), sends="route", **EARLY),
+    # Shared experts beside the selected ones.
+    _row("moe.shared_gate_up", "skinny_gemv.column_pair", ROWS, weights=("moe.shared_gate_up",), off=(SIZE,),
+         stream="shared", after=("attn_res.ffn",)),
+    _row("moe.shared_situ", "unfused.elementwise", {"rows": "rows", "width": "shared_width"}, off=(SIZE,),
+         stream="shared"),
+    _row("moe.shared_gate_up", "skinny_gemv.ring", ROWS, weights=("moe.shared_gate_up",), on=(SIZE,),
+         stream="shared", after=("attn_res.ffn",), trigger="start"),
+    _row("moe.shared_down", "skinny_gemv.column_pair", ROWS, weights=("moe.shared_down",), off=(SIZE,),
+         stream="shared", launch="pdl"),
+    _row("moe.shared_down", "skinny_gemv.ring", ROWS, weights=("moe.shared_down",), on=(SIZE,), stream="shared",
+         launch="pdl"),
+    # Selection and quantisation as separate kernels.
+    _row("moe.quantise", "unfused.quantise", {"rows": "rows", "width": "latent"}, off=(SIZE, ROUTE), stream="aux"),
+    _row("moe.routing", "unfused.routing", {"rows": "rows", "experts": "experts"}, off=(SIZE, ROUTE), launch="pdl"),
+    _row("moe.routing", "router_topk.gather_select", SELECT, on=(ROUTE,), off=(SIZE,), receives=("route",), **PUBLIC),
+    _row("moe.experts_1", "expert_gemv.gemm1", {**EXPERTS, "width": "expert_width"}, weights=("moe.expert_w13",),
+         off=(SIZE,), launch="pdl", after=("moe.quantise",)),
+    _row("moe.experts_2", "expert_gemv.gemm2", {**EXPERTS, "latent": "latent"}, weights=("moe.expert_w2",),
+         off=(SIZE,), launch="pdl"),
+    # Selection, both expert matrices and the weighted sum in one persistent launch.
+    _row("moe.experts", "expert_gemv.block",
+         {**EXPERTS, "width": "expert_width", "experts": "experts", "latent": "latent"},
+         weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE,), off=(ROUTE,), launch="pdl",
+         after=("moe.latent_down",)),
+    _row("moe.experts", "expert_gemv.block",
+         {**EXPERTS, "width": "expert_width", "experts": "experts", "latent": "latent"},
+         weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE, ROUTE), receives=("route",), launch="pdl",
+         trigger="stream"),
+    _row("prefetch.next", "l2_prefetch.bulk", {"budget_bytes": 48 << 20}, weights=("moe.latent_up_shard", "next layer"),
+         on=(FETCH,), stream="prefetch", after=("moe.experts", "moe.experts_2")),
+    # Tail: sum over experts and ranks, latent norm, sharded up-projection, gather.
+    _row("moe.tail_reduce", "latent_tail.reduce_pull", {**TAIL, "expert_rows": "top_k"}, off=(WELD,), launch="pdl",
+         after=("moe.shared_down",), sends="latent", receives=("latent",), transport="pull"),
+    _row("moe.latent_up", "latent_tail.up", ROWS, weights=("moe.latent_up_shard",), off=(WELD,), launch="pdl",
+         sends="residual"),
+    _row("moe.tail_copy", "unfused.poll", {"rows": "rows", "width": "hidden"}, off=(WELD,), launch="pdl",
+         receives=("residual",)),
+    _row("moe.tail_reduce", "latent_tail.reduce_push", {**TAIL, "expert_rows": "top_k"}, on=(WELD,), launch="pdl",
+         after=("moe.shared_down",), sends="latent", receives=("latent",), trigger="start"),
+    _row("moe.latent_up", "latent_tail.up_ring", ROWS, weights=("moe.latent_up_shard",), on=(WELD,), sends="residual",
+         **EARLY),
+)
+
+HEAD_ROWS = (
+    _row("head.attn_res", "attn_res.single_block", MIX, off=(WELD,)),
+    _row("head.norm", "unfused.norm", {"rows": "rows", "width": "hidden"}, off=(WELD,)),
+    _row("head.attn_res", "attn_res.consume", SHARDS, on=(WELD,), receives=("residual",), **EARLY),
+    _row("head.lm_head", "lm_head.logits", ROWS, weights=("lm_head",), off=(ROUTE,), launch="pdl", sends="logits"),
+    _row("head.logits", "unfused.poll", {"rows": "rows", "width": "vocab"}, off=(ROUTE,), receives=("logits",)),
+    _row("head.lm_head", "lm_head.top_k", ROWS, weights=("lm_head",), on=(ROUTE,), launch="pdl", sends="candidates"),
+    _row("head.sample", "unfused.sample", {"rows": "rows", "ranks": "ranks"}, on=(ROUTE,), launch="pdl",
+         receives=("candidates",)),
+    # Sampling op by op on the whole vocabulary: about 16 launches, inferred from k3opt's "60 to 100 us" on GB200;
+    # with distributed sampling the token is drawn in the graph and two launches return it.
+    _row("host.sampling", "host", {"num_launches": 16, "num_graph_launches": 0}, launch="host", stream="host",
+         off=(ROUTE,)),
+    _row("host.sampling", "host", {"num_launches": 2, "num_graph_launches": 0}, launch="host", stream="host",
+         on=(ROUTE,)),
+)
+
+FUSED_TABLES: Mapping[str, tuple[Row, ...]] = {
+    START: START_ROWS,
+    "kda": KDA_ROWS,
+    "mla": MLA_ROWS,
+    "dense": DENSE_ROWS,
+    "moe": MOE_ROWS,
+    HEAD: HEAD_ROWS,
+}
+
+FUSED_NEXT_WEIGHTS: Mapping[str, tuple[str, ...]] = {
+    "kda": ("kda.in_proj",),
+    "mla": ("mla.qkv_a", "mla.gate", "mla.q_b"),
+}
+
+
+def _as_tasks(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """The kernels that all four switches select, as tasks of one program.
+
+    Launches, completions and L2 prefetch disappear: a task's weights stream into shared memory as soon as the
+    task before it has streamed its own, and a counter replaces the end of a kernel.
+    """
+    from dataclasses import replace
+
+    switches = frozenset((SIZE, WELD, ROUTE, FETCH))
+    return tuple(
+        row if row.launch == "host" else replace(row, launch="task", trigger="stream", on=(), off=())
+        for row in rows
+        if switches.issuperset(row.on) and switches.isdisjoint(row.off) and row.operator != "l2_prefetch.bulk"
+    )
+
+
+PERSISTENT_TABLES: Mapping[str, tuple[Row, ...]] = {name: _as_tasks(rows) for name, rows in FUSED_TABLES.items()}

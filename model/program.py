@@ -1,0 +1,175 @@
+"""A program: the kernel calls of one decode step on one rank, in order, with what each waits for.
+
+``paths`` says which kernels a path runs; this module binds them to an architecture, a layout and a workload.
+Every rank runs the same program, so one list serves all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from k3sim.model.architecture import Architecture
+from k3sim.model.layout import Layout, Matrix, Workload, rank_matrices, rank_shapes
+from k3sim.model.paths import HEAD, START, Path, Row
+from k3sim.model.routing import expected_busiest_rank_experts, expected_distinct_experts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight:
+    """A resident weight matrix of one layer, as a kernel reads it."""
+
+    region: str
+    num_outputs: int
+    depth: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One kernel call. ``after`` and ``receives`` hold indices of calls of the same program."""
+
+    index: int
+    layer: int
+    kind: str
+    stage: str
+    operator: str
+    weights: tuple[Weight, ...]
+    shape: Mapping[str, int]
+    stream: str
+    launch: str
+    trigger: str
+    after: tuple[int, ...]
+    sends: str  # name of the exchange it feeds, empty when none
+    transport: str  # how peers get the data: "push" or "pull"
+    group_size: int  # ranks of its exchange
+    receives: tuple[int, ...]  # calls whose exchange it polls; itself when it sends and then receives
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """Calls of one step in program order; ``layers`` lists the layers present (fewer than all when folded)."""
+
+    path: Path
+    num_ranks: int
+    layers: tuple[int, ...]
+    calls: tuple[Call, ...]
+
+
+def layer_kind(architecture: Architecture, layer: int) -> str:
+    return f"{architecture.mixer(layer)}+{architecture.ffn(layer)}"
+
+
+def dimensions(architecture: Architecture, layout: Layout, workload: Workload, routing_skew: float) -> dict[str, int]:
+    """Every number a path row may name, for one rank of one data-parallel replica."""
+    rows = -(-workload.concurrency // layout.dp)
+    shapes = rank_shapes(architecture, layout)
+    moe = architecture.moe
+    if layout.ep > 1:
+        distinct = expected_busiest_rank_experts(moe.num_experts, moe.top_k, rows, layout.ep, routing_skew)
+    else:
+        distinct = expected_distinct_experts(moe.num_experts, moe.top_k, rows, routing_skew)
+    kv_row_bytes = (architecture.mla.kv_lora_rank + architecture.mla.qk_rope_head_dim) * workload.kv_element_bytes
+    return {
+        "rows": rows,
+        "hidden": architecture.hidden_size,
+        "latent": moe.latent_size,
+        "vocab": architecture.vocab_size,
+        "ranks": layout.tp,
+        "kda_heads": shapes.kda_heads,
+        "kda_state_bytes": shapes.kda_state_bytes,
+        "kda_conv_state_bytes": shapes.kda_conv_state_bytes,
+        "kda_conv_weight_bytes": shapes.kda_conv_weight_bytes,
+        "head_dim": architecture.kda.head_dim_v,
+        "mla_heads": shapes.mla_heads * layout.dcp,  # with context parallel every rank attends for its group
+        "mla_own_heads": shapes.mla_heads,
+        "mla_value_width": shapes.mla_heads * architecture.mla.v_head_dim,
+        "kv_lora_rank": architecture.mla.kv_lora_rank,
+        "kv_row_bytes": kv_row_bytes,
+        "context": -(-workload.context // layout.dcp),
+        "dcp": layout.dcp,
+        "experts": moe.num_experts,
+        "top_k": moe.top_k,
+        "distinct_milli": round(1000 * distinct),
+        "expert_width": -(-moe.expert_intermediate // (layout.tp // layout.ep)),
+        "shared_width": moe.shared_intermediate // layout.tp,
+        "dense_width": architecture.dense_intermediate // layout.tp,
+        "route_bytes": 4 * moe.num_experts // layout.tp + 2 * moe.latent_size // layout.tp,
+    }
+
+
+def build_program(
+    architecture: Architecture,
+    layout: Layout,
+    workload: Workload,
+    path: Path,
+    *,
+    routing_skew: float = 0.0,
+    only_layers: Iterable[int] | None = None,
+) -> Program:
+    """Bind ``path`` to shapes. ``only_layers`` keeps some layers (in order) for a folded simulation."""
+    matrices = rank_matrices(architecture, layout)
+    dims = dimensions(architecture, layout, workload, routing_skew)
+    kept = tuple(range(architecture.num_layers)) if only_layers is None else tuple(only_layers)
+    calls: list[Call] = []
+    latest: dict[str, int] = {}  # stage or exchange name -> its most recent call
+
+    def weight(name: str, layer: int) -> Weight:
+        matrix: Matrix = matrices[name]
+        num_bytes = matrix.num_bytes
+        if name.startswith("moe.expert_"):
+            num_bytes = round(num_bytes * dims["distinct_milli"] / 1000)
+        return Weight(
+            region=f"{layer}/{name}", num_outputs=matrix.num_outputs, depth=matrix.depth, num_bytes=num_bytes
+        )
+
+    def add(row: Row, layer: int, kind: str, sources: int, next_layer: int | None) -> None:
+        if not row.applies(path.switches, layout, dims["kda_heads"]):
+            return
+        names = {**dims, "sources": sources}
+        index = len(calls)
+        needs = [latest[stage] for stage in row.after if stage in latest]
+        receives = [index if name == row.sends else latest[f"exchange {name}"] for name in row.receives]
+        bound: list[Weight] = []
+        for name in row.weights:
+            if name != "next layer":
+                bound.append(weight(name, layer))
+            elif next_layer is not None:  # a prefetch for the layer that follows; there is none after the last
+                bound += [weight(one, next_layer) for one in path.next_weights[architecture.mixer(next_layer)]]
+        calls.append(
+            Call(
+                index=index,
+                layer=layer,
+                kind=kind,
+                stage=row.stage,
+                operator=row.operator,
+                weights=tuple(bound),
+                shape={key: names[value] if isinstance(value, str) else value for key, value in row.shape.items()},
+                stream=row.stream,
+                launch=row.launch,
+                trigger=row.trigger,
+                after=tuple(needs),
+                sends=row.sends if layout.tp > 1 else "",
+                transport=row.transport,
+                group_size=dims[row.group],
+                receives=tuple(receives) if layout.tp > 1 else (),
+            )
+        )
+        latest[row.stage] = index
+        if row.sends:
+            latest[f"exchange {row.sends}"] = index
+
+    for row in path.tables[START]:
+        add(row, -1, START, 1, kept[0])
+    for position, layer in enumerate(kept):
+        next_layer = kept[position + 1] if position + 1 < len(kept) else None
+        kind = layer_kind(architecture, layer)
+        mixer_table, ffn_table = path.tables[architecture.mixer(layer)], path.tables[architecture.ffn(layer)]
+        for table, before in ((mixer_table, "mixer"), (ffn_table, "ffn")):
+            sources = architecture.attn_res_sources(layer, before)
+            for row in table:
+                add(row, layer, kind, sources, next_layer)
+    final_sources = architecture.attn_res_sources(architecture.num_layers, "mixer")
+    for row in path.tables[HEAD]:
+        add(row, architecture.num_layers, HEAD, final_sources, None)
+    return Program(path=path, num_ranks=layout.tp, layers=kept, calls=tuple(calls))
