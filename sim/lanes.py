@@ -17,8 +17,8 @@ def assign_lanes(kernels: Iterable[KernelRun]) -> dict[str, list[KernelRun]]:
     """Lane name to its kernels, in start order and free of overlap.
 
     A kernel takes the lowest lane of its stream that is free when it starts. The first lane is named after
-    the stream, further ones ``main (overlap 1)``, ``main (overlap 2)``. Streams come in ``STREAM_ORDER``, then
-    others by name. The kernels must be of one rank.
+    the stream, further ones ``main (overlap 1)``, ``main (overlap 2)``. Streams come in ``STREAM_ORDER``,
+    others follow by name. The kernels must be of one rank.
     """
     by_stream: dict[str, list[list[KernelRun]]] = {}
     for kernel in sorted(kernels, key=lambda kernel: (kernel.start_ps, kernel.index)):

@@ -1,11 +1,11 @@
 """Timelines as a native Perfetto trace, which ui.perfetto.dev and trace_processor open.
 
 One process a timeline and rank (``fused rank 0``), one thread a stream, one counter track a resource. A
-kernel is a slice, its phases are slices inside it, and an arrow leads from a kernel to each that waited for it.
+kernel is a slice, its phases are slices inside it, and an arrow leads from a kernel to each it held up.
 
 Perfetto counts whole nanoseconds while a timeline counts picoseconds. Every time is rounded down by the same
-rule, so slices that nest or touch still do. The exact times are annotations of each kernel slice (``start_ps``,
-``end_ps``), so durations add up without rounding.
+rule, so slices that nest or touch still do. The exact times are annotations of each kernel slice
+(``start_ps``, ``end_ps``), so durations add up without rounding.
 
 Packets are built from the schema of the ``perfetto`` package. One message object is kept for each kind of
 event and only its changing fields are set: a fresh message for each of half a million events costs five times
@@ -165,14 +165,18 @@ class _TraceWriter:
             self._packets.append(trace.SerializeToString())
 
     def new_flows(self, kernels: Sequence[KernelRun]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """Numbers an arrow for each cause of each kernel; returns the arrows out of and into each kernel."""
+        """Numbers an arrow for each cause of each kernel; returns the arrows out of and into each kernel.
+
+        A kernel that waits for data it sent itself, as in an all-reduce, has no arrow to itself.
+        """
         outgoing: dict[int, list[int]] = {}
         incoming: dict[int, list[int]] = {}
         for kernel in kernels:
             for cause in kernel.causes:
-                self._num_flows += 1
-                outgoing.setdefault(cause, []).append(self._num_flows)
-                incoming.setdefault(kernel.index, []).append(self._num_flows)
+                if cause != kernel.index:
+                    self._num_flows += 1
+                    outgoing.setdefault(cause, []).append(self._num_flows)
+                    incoming.setdefault(kernel.index, []).append(self._num_flows)
         return outgoing, incoming
 
     def add_kernel(

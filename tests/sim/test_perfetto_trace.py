@@ -200,7 +200,7 @@ def test_each_cause_is_one_arrow_from_cause_to_waiter() -> None:
     kernels = [
         kernel_of(0, 5_000, 9_000, stream="aux"),
         kernel_of(1, 0, 20_000, causes=(0,)),
-        kernel_of(2, 20_000, 30_000, causes=(0, 1)),
+        kernel_of(2, 20_000, 30_000, causes=(0, 1, 2)),  # 2: it polls for its own data too
     ]
 
     slices = {s.annotations["kernel"]: s for s in read_slices(perfetto_bytes({"a": timeline_of(kernels)}))}
