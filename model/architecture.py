@@ -114,8 +114,7 @@ class MoeShape:
         return self.weight_bits + self.scale_bits / self.scale_group
 
     def matrix_bytes(self, num_outputs: int, depth: int) -> int:
-        """Bytes of codes and scales of a ``num_outputs x depth`` routed-expert matrix; depth in whole scale
-        groups."""
+        """Bytes of codes and scales of a routed-expert matrix; the depth is whole scale groups."""
         assert depth % self.scale_group == 0, f"depth {depth} is not in groups of {self.scale_group}"
         num_weights = num_outputs * depth
         return num_weights * self.weight_bits // 8 + num_weights // self.scale_group * self.scale_bits // 8
@@ -123,8 +122,7 @@ class MoeShape:
 
 @dataclass(frozen=True, kw_only=True)
 class VisionShape:
-    """Vision tower and projector. Decode never runs them; they are here because the checkpoint's total
-    holds them."""
+    """Vision tower and projector: never run in decode, but part of the checkpoint's total."""
 
     hidden_size: int
     qkv_size: int
@@ -201,8 +199,7 @@ class Architecture:
         return "moe" if layer >= self.moe.first_moe_layer else "dense"
 
     def is_snapshot(self, layer: int) -> bool:
-        """Whether the layer stores the running residual as a snapshot and restarts it from its mixer's
-        output."""
+        """Whether the layer stores the running residual and restarts it from its mixer's output."""
         self._check_layer(layer)
         return layer % self.attn_res_block_size == 0
 
@@ -510,7 +507,7 @@ def _layer_split(linear: _Fields, num_layers: int) -> tuple[tuple[int, ...], tup
     named = sorted(kda + mla)
     if len(named) != num_layers or named != list(range(1, num_layers + 1)):
         # Sorted, so the first entry that is not its own position is repeated, too large, or follows a gap.
-        wrong = next((place for place, layer in enumerate(named, 1) if layer != place), len(named) + 1)
+        wrong = next((place for place, layer in enumerate(named, 1) if layer != place), num_layers + 1)
         raise UserError(
             f"{linear.source}: {linear.path}.kda_layers and full_attn_layers name {len(named)} layers, wrong "
             f"from layer {wrong} on; each of 1 to {num_layers} (num_hidden_layers) in exactly one is accepted"

@@ -56,16 +56,14 @@ class Layout:
 
     @property
     def tag(self) -> str:
-        """Short name such as ``tp16ep1dcp1``, with ``dp`` after ``tp`` where there is more than one
-        replica."""
+        """Short name such as ``tp16ep1dcp1``, or ``tp8dp2ep1dcp1`` with more than one replica."""
         dp = f"dp{self.dp}" if self.dp > 1 else ""
         return f"tp{self.tp}{dp}ep{self.ep}dcp{self.dcp}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is decoded: ``concurrency`` requests over all replicas, each with ``context`` tokens in the KV
-    cache."""
+    """What is decoded: ``concurrency`` requests over all replicas, ``context`` cached tokens each."""
 
     concurrency: int = 1
     context: int = 8192
@@ -126,10 +124,9 @@ class ResidentMemory:
 
 
 def accepted_tp(arch: Architecture) -> tuple[int, ...]:
-    """Tensor-parallel sizes that divide the model: powers of two up to 32 that divide every width that is
-    cut."""
-    sizes = [2**power for power in range(MAX_TP.bit_length()) if 2**power <= MAX_TP]
-    return tuple(tp for tp in sizes if all(width % tp == 0 for width in _cut_widths(arch).values()))
+    """Tensor-parallel sizes that fit the model: powers of two up to 32 that divide every cut width."""
+    widths = _cut_widths(arch).values()
+    return tuple(tp for tp in _divisors(MAX_TP) if all(width % tp == 0 for width in widths))
 
 
 def check_layout(arch: Architecture, layout: Layout) -> None:
@@ -137,8 +134,8 @@ def check_layout(arch: Architecture, layout: Layout) -> None:
 
     Raises:
         UserError: tp is not a power of two up to 32 that divides heads, vocabulary and FFN widths; ep does
-            not divide tp (experts shared across data-parallel replicas are not modelled) or the experts;
-            dcp is not a power of two that divides tp; dp is not at least 1.
+            not divide tp (experts shared across data-parallel replicas are not modelled); dcp does not
+            divide tp; dp is not at least 1.
     """
     for name, value in (("tp", layout.tp), ("ep", layout.ep), ("dp", layout.dp), ("dcp", layout.dcp)):
         if not isinstance(value, int) or isinstance(value, bool):
@@ -146,15 +143,14 @@ def check_layout(arch: Architecture, layout: Layout) -> None:
     accepted = accepted_tp(arch)
     if layout.tp not in accepted:
         raise UserError(
-            f"tp={layout.tp} does not divide {arch.name}: {_why_not_tp(arch, layout.tp)}; "
+            f"tp={layout.tp} on {arch.name}: {_why_not_tp(arch, layout.tp)}; "
             f"accepted: {', '.join(map(str, accepted))}"
         )
-    accepted_ep = [ep for ep in _divisors(layout.tp) if _ep_divides(arch, layout.tp, ep)]
-    if layout.ep not in accepted_ep:
+    if layout.ep not in _divisors(layout.tp):
         raise UserError(
             f"ep={layout.ep} at tp={layout.tp}: experts lie on the ranks of one replica (sharing them across "
             f"data-parallel replicas is not modelled), so ep divides tp; accepted: "
-            f"{', '.join(map(str, accepted_ep))}"
+            f"{', '.join(map(str, _divisors(layout.tp)))}"
         )
     if layout.dcp not in _divisors(layout.tp):
         raise UserError(
@@ -439,11 +435,6 @@ def _why_not_tp(arch: Architecture, tp: int) -> str:
         return f"not a power of two from 1 to {MAX_TP}"
     blocked = [f"{width} {name}" for name, width in _cut_widths(arch).items() if width % tp]
     return "it does not divide " + ", ".join(blocked)
-
-
-def _ep_divides(arch: Architecture, tp: int, ep: int) -> bool:
-    groups = arch.moe.expert_intermediate // arch.moe.scale_group
-    return arch.moe.num_experts % ep == 0 and groups % (tp // ep) == 0
 
 
 def _divisors(tp: int) -> list[int]:
