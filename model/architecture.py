@@ -26,6 +26,7 @@ DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float32": 4, "uint8": 1}
 
 _MAX_CONFIG_BYTES = 4 << 20
 _MAX_DIMENSION = 2**31 - 1
+_MAX_EXPERTS = 2**16
 _MISSING = object()
 
 Mixer = Literal["kda", "mla"]
@@ -384,7 +385,7 @@ def load_architecture(path: str | Path | None = None) -> Architecture:
     """
     if path is None:
         return _load_shipped()
-    file = Path(path).expanduser()
+    file = Path(path)
     try:
         if file.is_dir():
             file = file / "config.json"
@@ -409,9 +410,9 @@ def _read_architecture(file: Path) -> Architecture:
     top = _Fields(source=str(file), path="", values=document)
     if "text_config" in document:
         top.one_of("model_type", ("kimi_k3",))
-        text = top.section("text_config")
     else:
-        text = top
+        top.one_of("model_type", ("kimi_k3", "kimi_linear"))
+    text = top.section("text_config") if document["model_type"] == "kimi_k3" else top
     text.one_of("model_type", ("kimi_linear",))
     return _build(name, top, text)
 
@@ -523,7 +524,7 @@ def _moe_shape(top: _Fields, text: _Fields, num_layers: int) -> MoeShape:
     weights = quantization.section("config_groups").section("group_0").section("weights")
     weights.one_of("num_bits", (4,))
     weights.one_of("group_size", (32,))
-    num_experts = text.positive_int("num_experts")
+    num_experts = text.integer("num_experts", 1, _MAX_EXPERTS)
     num_shared_experts = text.integer("num_shared_experts", 0, 1024)
     expert_intermediate = text.positive_int("moe_intermediate_size")
     latent_size = text.positive_int("routed_expert_hidden_size")

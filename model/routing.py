@@ -6,7 +6,7 @@ Rows are taken as independent. Which experts are popular has nothing to do with 
 
 Real text is more concentrated than uniform: 24 rows touched 230 of 896 experts, 35.4 on the busiest of 8
 ranks (https://github.com/xiaguan/kern-k3-pp-prefill, notes/d-mlp.md, GB300, 2026-10-10), where uniform gives
-315. A skew of 0.784 reproduces both; it then gives 54 instead of 62 experts at 4 rows, 98 instead of 120 at 8.
+315. A skew of 0.784 reproduces both; at 4 rows it gives 54 experts instead of 62, at 8 rows 98 not 120.
 """
 
 from __future__ import annotations

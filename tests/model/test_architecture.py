@@ -137,6 +137,11 @@ def test_language_model_alone_has_no_vision_tensors(k3: Architecture, write: Cal
     assert alone.active_parameters() == k3.active_parameters()
 
 
+def test_another_model_is_told_which_are_accepted(write: Callable[[Any], Path]) -> None:
+    with pytest.raises(UserError, match='is "deepseek_v3"; "kimi_k3" or "kimi_linear" is accepted'):
+        load_architecture(write({"model_type": "deepseek_v3", "hidden_size": 7168}))
+
+
 def test_quantisation_at_the_top_level_is_read(k3: Architecture, write: Callable[[Any], Path]) -> None:
     config = changed("text_config", "quantization_config", ...)
     config["quantization_config"] = CONFIG["text_config"]["quantization_config"]
@@ -163,6 +168,9 @@ def test_quantisation_at_the_top_level_is_read(k3: Architecture, write: Callable
         ("text_config", "dtype", "float16", 'text_config.dtype is "float16"; "bfloat16" is accepted'),
         ("text_config", "model_type", "kimi_k2", 'text_config.model_type is "kimi_k2"'),
         ("", "model_type", "deepseek_v3", 'model_type is "deepseek_v3"; "kimi_k3" is accepted'),
+        ("", "text_config", ..., "text_config is missing; an object is accepted"),
+        ("", "model_type", ..., "model_type is missing"),
+        ("text_config", "num_experts", 10**9, "an integer from 1 to 65536 is accepted"),
         ("", "text_config", [1], "text_config is [1]; an object is accepted"),
         ("text_config.linear_attn_config", "use_full_rank_gate", False, "use_full_rank_gate is false"),
         ("text_config.linear_attn_config", "num_heads", -96, "linear_attn_config.num_heads is -96"),

@@ -201,6 +201,17 @@ def test_a_rank_that_does_not_fit_names_the_excess_and_what_fits() -> None:
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    ("tp", "capacity_gib", "served"),
+    [(8, 268, True), (8, 180, False), (8, 141, False), (16, 180, True), (16, 141, True), (32, 80, True)],
+    ids=["8 B300", "8 B200", "8 H200", "16 B200", "16 H200", "32 H100"],
+)
+def test_who_can_hold_the_model(tp: int, capacity_gib: int, served: bool) -> None:
+    """GPU counts that the public recipe (https://github.com/vllm-project/recipes) serves on, and two too few."""
+    needed = resident(Layout(tp=tp, pad_experts=True)).total
+    assert (needed <= capacity_gib * 2**30) == served
+
+
 def test_what_no_tp_can_fit_says_so() -> None:
     with pytest.raises(UserError, match=r"no tp up to 32 fits: lower concurrency or context"):
         fits(TP8, concurrency=64, context=1_048_576)
