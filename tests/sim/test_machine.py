@@ -406,6 +406,10 @@ CASES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
         "hbm_latency_s has low 1.0, value 4.2e-07, high 4.42e-07; accepted is low <= value <= high",
     ),
     (
+        lambda p: p["values"]["hbm_latency_s"].update(value=1.0),
+        "hbm_latency_s has low 3.88e-07, value 1.0, high 4.42e-07; accepted is low <= value <= high",
+    ),
+    (
         lambda p: p["values"]["nvlink_multicast"].update(value=1),
         "nvlink_multicast value is 1, accepted is true or false",
     ),
@@ -443,6 +447,15 @@ CASES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (
         lambda p: p["values"]["max_smem_bytes_per_block"].update(value=300000, high=300000),
         "max_smem_bytes_per_block is 300000, accepted is at most smem_bytes_per_sm, which is 233472",
+    ),
+    (
+        lambda p: p["values"]["hbm_read_bytes_per_s"].update(value=9e12, high=9e12),
+        "hbm_read_bytes_per_s is 9000000000000.0, accepted is at most hbm_datasheet_bytes_per_s, "
+        "which is 8000000000000.0",
+    ),
+    (
+        lambda p: p["values"]["l2_effective_bytes"].update(value=10**9, high=10**9),
+        "l2_effective_bytes is 1000000000, accepted is at most l2_capacity_bytes, which is 132644864",
     ),
     (
         lambda p: p["values"]["l2_near_latency_s"].update(value=1.0, high=1.0),
