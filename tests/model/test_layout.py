@@ -207,7 +207,7 @@ def test_a_rank_that_does_not_fit_names_the_excess_and_what_fits() -> None:
     ids=["8 B300", "8 B200", "8 H200", "16 B200", "16 H200", "32 H100"],
 )
 def test_who_can_hold_the_model(tp: int, capacity_gib: int, served: bool) -> None:
-    """GPU counts that the public recipe (https://github.com/vllm-project/recipes) serves on, and two too few."""
+    """GPU counts that a public recipe (https://github.com/vllm-project/recipes) serves on; two too few."""
     needed = resident(Layout(tp=tp, pad_experts=True)).total
     assert (needed <= capacity_gib * 2**30) == served
 
