@@ -52,7 +52,8 @@ class Pass:
     written_bytes: int = 0  # state and cache written back to HBM
     flops: float = 0.0
     unit: Unit = Unit.CUDA_CORE
-    decoded_weights: int = 0  # FP4 weights that a machine without FP4 tensor cores must decode
+    decoded_weights: int = 0  # FP4 weights that enter the tensor core, or are decoded before it
+    num_blocks: int = 0  # blocks that take part, when not all of the kernel's do
     num_tensor_core_setups: int = 0  # scales, pipeline fill, TMEM allocation, in series
     num_block_reductions: int = 0  # in series
     barrier: Barrier = Barrier.NONE

@@ -7,6 +7,7 @@ kernel: ``off`` names the switch that removes the row, ``on`` the switches that 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from k3sim.model.paths import HEAD, START, Row
@@ -50,11 +51,12 @@ START_ROWS = (
     # Input preparation runs op by op before the graph: about 19 launches on vLLM's V2 runner, inferred from
     # k3opt's "about 90 us" on GB200 and the cost of one launch from a Grace host.
     _row("host.inputs", "host", {"num_launches": 19, "num_graph_launches": 1}, launch="host", stream="host"),
-    _row("embed.lookup", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, off=(WELD,)),
+    _row("embed.lookup", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, off=(WELD,),
+         after=("host.inputs",)),
     _row("embed.all_reduce", "unfused.all_reduce", ALL_REDUCE, launch="pdl", off=(WELD,),
          sends="embed", receives=("embed",)),
     _row("embed.push", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, on=(WELD,), sends="residual",
-         trigger="start"),
+         trigger="start", after=("host.inputs",)),
 )
 
 KDA_ROWS = (
@@ -145,21 +147,22 @@ MOE_ROWS = (
          weights=("moe.router_shard", "moe.latent_down_shard"), on=(ROUTE,), sends="route", **EARLY),
     # Shared experts beside the selected ones.
     _row("moe.shared_gate_up", "skinny_gemv.column_pair", ROWS, weights=("moe.shared_gate_up",), off=(SIZE,),
-         stream="shared", after=("attn_res.ffn",)),
+         stream="aux", after=("attn_res.ffn",)),
     _row("moe.shared_situ", "unfused.elementwise", {"rows": "rows", "width": "shared_width"}, off=(SIZE,),
-         stream="shared"),
+         stream="aux"),
     _row("moe.shared_gate_up", "skinny_gemv.ring", ROWS, weights=("moe.shared_gate_up",), on=(SIZE,),
-         stream="shared", after=("attn_res.ffn",), trigger="start"),
+         stream="aux", after=("attn_res.ffn",), trigger="start"),
     _row("moe.shared_down", "skinny_gemv.column_pair", ROWS, weights=("moe.shared_down",), off=(SIZE,),
-         stream="shared", launch="pdl"),
-    _row("moe.shared_down", "skinny_gemv.ring", ROWS, weights=("moe.shared_down",), on=(SIZE,), stream="shared",
+         stream="aux", launch="pdl"),
+    _row("moe.shared_down", "skinny_gemv.ring", ROWS, weights=("moe.shared_down",), on=(SIZE,), stream="aux",
          launch="pdl"),
     # Selection and quantisation as separate kernels.
-    _row("moe.quantise", "unfused.quantise", {"rows": "rows", "width": "latent"}, off=(SIZE, ROUTE), stream="aux"),
     _row("moe.routing", "unfused.routing", {"rows": "rows", "experts": "experts"}, off=(SIZE, ROUTE), launch="pdl"),
+    _row("moe.quantise", "unfused.quantise", {"rows": "rows", "width": "latent"}, off=(SIZE, ROUTE),
+         after=("moe.latent_down",)),
     _row("moe.routing", "router_topk.gather_select", SELECT, on=(ROUTE,), off=(SIZE,), receives=("route",), **PUBLIC),
     _row("moe.experts_1", "expert_gemv.gemm1", {**EXPERTS, "width": "expert_width"}, weights=("moe.expert_w13",),
-         off=(SIZE,), launch="pdl", after=("moe.quantise",)),
+         off=(SIZE,), launch="pdl"),
     _row("moe.experts_2", "expert_gemv.gemm2", {**EXPERTS, "latent": "latent"}, weights=("moe.expert_w2",),
          off=(SIZE,), launch="pdl"),
     # Selection, both expert matrices and the weighted sum in one persistent launch.
@@ -198,9 +201,9 @@ HEAD_ROWS = (
     # Sampling op by op on the whole vocabulary: about 16 launches, inferred from k3opt's "60 to 100 us" on GB200;
     # with distributed sampling the token is drawn in the graph and two launches return it.
     _row("host.sampling", "host", {"num_launches": 16, "num_graph_launches": 0}, launch="host", stream="host",
-         off=(ROUTE,)),
+         off=(ROUTE,), after=("head.logits",)),
     _row("host.sampling", "host", {"num_launches": 2, "num_graph_launches": 0}, launch="host", stream="host",
-         on=(ROUTE,)),
+         on=(ROUTE,), after=("head.sample",)),
 )
 
 FUSED_TABLES: Mapping[str, tuple[Row, ...]] = {
@@ -221,17 +224,33 @@ FUSED_NEXT_WEIGHTS: Mapping[str, tuple[str, ...]] = {
 def _as_tasks(rows: tuple[Row, ...]) -> tuple[Row, ...]:
     """The kernels that all four switches select, as tasks of one program.
 
-    Launches, completions and L2 prefetch disappear: a task's weights stream into shared memory as soon as the
-    task before it has streamed its own, and a counter replaces the end of a kernel.
+    Launches and completions disappear: a task's weights stream into shared memory as soon as the task before it
+    has streamed its own, and a counter replaces the end of a kernel.
     """
-    from dataclasses import replace
-
     switches = frozenset((SIZE, WELD, ROUTE, FETCH))
-    return tuple(
-        row if row.launch == "host" else replace(row, launch="task", trigger="stream", on=(), off=())
-        for row in rows
-        if switches.issuperset(row.on) and switches.isdisjoint(row.off) and row.operator != "l2_prefetch.bulk"
-    )
+    tasks: list[Row] = []
+    for row in rows:
+        if not (switches.issuperset(row.on) and switches.isdisjoint(row.off)):
+            continue
+        if row.launch == "host":
+            tasks.append(replace(row, on=(), off=()))
+        elif row.stage == "moe.experts":
+            tasks += EXPERT_TASKS
+        else:
+            operator = TASK_FORMS.get(row.operator, row.operator)
+            tasks.append(replace(row, operator=operator, launch="task", trigger="stream", on=(), off=()))
+    return tuple(tasks)
 
+
+# The kernels that a persistent program replaces by a form of its own.
+TASK_FORMS = {"skinny_gemv.ring": "skinny_gemv.resident", "skinny_gemv.ring_push": "skinny_gemv.resident"}
+
+EXPERT_TASKS = (
+    _row("moe.routing", "router_topk.gather_select", SELECT, launch="task", trigger="stream", receives=("route",)),
+    _row("moe.experts_1", "expert_gemv.task1", {**EXPERTS, "width": "expert_width"}, weights=("moe.expert_w13",),
+         launch="task", trigger="stream"),
+    _row("moe.experts_2", "expert_gemv.task2", {**EXPERTS, "latent": "latent"}, weights=("moe.expert_w2",),
+         launch="task", trigger="stream"),
+)
 
 PERSISTENT_TABLES: Mapping[str, tuple[Row, ...]] = {name: _as_tasks(rows) for name, rows in FUSED_TABLES.items()}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from k3sim.model.architecture import Architecture
-from k3sim.model.layout import Layout, Matrix, Workload, rank_matrices, rank_shapes
+from k3sim.model.layout import Layout, Matrix, Workload, expert_slice, rank_matrices, rank_shapes
 from k3sim.model.paths import HEAD, START, Path, Row
 from k3sim.model.routing import expected_busiest_rank_experts, expected_distinct_experts
 
@@ -91,7 +91,7 @@ def dimensions(architecture: Architecture, layout: Layout, workload: Workload, r
         "experts": moe.num_experts,
         "top_k": moe.top_k,
         "distinct_milli": round(1000 * distinct),
-        "expert_width": -(-moe.expert_intermediate // (layout.tp // layout.ep)),
+        "expert_width": expert_slice(architecture, layout),
         "shared_width": moe.shared_intermediate // layout.tp,
         "dense_width": architecture.dense_intermediate // layout.tp,
         "route_bytes": 4 * moe.num_experts // layout.tp + 2 * moe.latent_size // layout.tp,
@@ -165,10 +165,10 @@ def build_program(
         next_layer = kept[position + 1] if position + 1 < len(kept) else None
         kind = layer_kind(architecture, layer)
         mixer_table, ffn_table = path.tables[architecture.mixer(layer)], path.tables[architecture.ffn(layer)]
-        for table, before in ((mixer_table, "mixer"), (ffn_table, "ffn")):
-            sources = architecture.attn_res_sources(layer, before)
-            for row in table:
-                add(row, layer, kind, sources, next_layer)
+        for row in mixer_table:
+            add(row, layer, kind, architecture.attn_res_sources(layer, "mixer"), next_layer)
+        for row in ffn_table:
+            add(row, layer, kind, architecture.attn_res_sources(layer, "ffn"), next_layer)
     final_sources = architecture.attn_res_sources(architecture.num_layers, "mixer")
     for row in path.tables[HEAD]:
         add(row, architecture.num_layers, HEAD, final_sources, None)

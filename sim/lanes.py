@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from k3sim.sim.timeline import KernelRun
 
-STREAM_ORDER = ("main", "aux", "prefetch", "host")
+STREAM_ORDER = ("main", "aux", "shared", "prefetch", "host")
 
 
 def assign_lanes(kernels: Iterable[KernelRun]) -> dict[str, list[KernelRun]]:

@@ -79,13 +79,15 @@ class Machine:
     hbm_in_flight_curve: Curve = field(metadata=_unit("B/SM, B/s"))
     hbm_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
 
-    # L2: size, size for data that every SM reads, rate to all SMs and to one SM, latency to either partition
+    # L2: size, size for data that every SM reads, rate to all SMs and to one SM, latency to either partition and
+    # under load
     l2_capacity_bytes: int = field(metadata=_unit("B"))
     l2_effective_bytes: int = field(metadata=_unit("B"))
     l2_read_bytes_per_s: float = field(metadata=_unit("B/s"))
     l2_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
     l2_near_latency_s: float = field(metadata=_unit("s", zero=True))
     l2_far_latency_s: float = field(metadata=_unit("s", zero=True))
+    l2_loaded_latency_s: float = field(metadata=_unit("s", zero=True))  # while HBM streams at its ceiling
 
     # Launch. Without PDL the first instruction of the next graph node comes completion_flush + launch_latency
     # after the last of its predecessor; a PDL kernel that already waits resumes completion_flush after it.
@@ -108,7 +110,8 @@ class Machine:
     bf16_flops: float = field(metadata=_unit("FLOP/s"))
     fp8_flops: float = field(metadata=_unit("FLOP/s", zero=True))
     fp4_flops: float = field(metadata=_unit("FLOP/s", zero=True))
-    fp4_decode_weights_per_clock_per_sm: float = field(metadata=_unit("weight/clock/SM"))
+    # At few rows the rate at which FP4 weights enter the tensor core (where there is no FP4: are decoded) bounds.
+    fp4_weights_per_clock_per_sm: float = field(metadata=_unit("weight/clock/SM"))
 
     # NVLink: stores leave at the egress rate, arrive one_way later, and a polling peer acts on them a further
     # visibility; a system-scope fence orders stores before a flag

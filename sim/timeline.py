@@ -52,7 +52,8 @@ class Span:
     end_ps: int
     cause: int = -1
     cause_ps: int = -1
-    own_arrival_ps: int = -1  # PEERS only: when this rank's own data was visible; later waiting is a slower peer's
+    arrival_ps: int = -1  # PEERS, POLL: when this rank's own data was visible; waiting beyond it is for a slower peer
+    complete_ps: int = -1  # POLL: when the data of all ranks was visible
 
 
 @dataclass
@@ -68,6 +69,7 @@ class KernelRun:
     start_ps: int = -1
     end_ps: int = -1
     spans: list[Span] = field(default_factory=list)
+    launched_by: int = -1  # kernel whose end or trigger let it start
     causes: tuple[int, ...] = ()
     hbm_bytes: int = 0
     l2_bytes: int = 0

@@ -16,19 +16,32 @@ from k3sim.model.program import Weight
 
 TILE_OUTPUTS = 128
 BITS_PER_WEIGHT = 4.25
+TASK_TILE_OUTPUTS = 32
+MAX_BLOCKS = 128  # a persistent launch that fits every machine listed; further tiles follow in the same block
 
 
-def _pass(weight: Weight, rows_per_expert: float, *, early: bool, barrier: Barrier, num_dependent_loads: int) -> Pass:
+def _pass(
+    weight: Weight,
+    rows_per_expert: float,
+    num_tiles: int,
+    *,
+    early: bool = False,
+    barrier: Barrier = Barrier.NONE,
+    num_dependent_loads: int = 1,
+    num_tensor_core_setups: int = 1,
+) -> Pass:
     num_weights = weight.num_bytes * 8 / BITS_PER_WEIGHT
+    num_blocks = min(num_tiles, MAX_BLOCKS)
     return Pass(
+        num_blocks=num_blocks,
         num_dependent_loads=num_dependent_loads,
         reads=(Read(region=weight.region, num_bytes=weight.num_bytes, early=early),),
         # Token tile of 16 on the tensor cores, whatever the rows an expert gets.
         flops=2.0 * max(16.0, rows_per_expert) * num_weights,
         unit=Unit.FP4,
         decoded_weights=int(num_weights),
-        num_tensor_core_setups=1,
-        num_block_reductions=1,
+        num_tensor_core_setups=num_tensor_core_setups,
+        num_block_reductions=-(-num_tiles // num_blocks),  # an epilogue a tile
         barrier=barrier,
         num_barriers=1 if barrier is not Barrier.NONE else 0,
     )
@@ -54,37 +67,46 @@ def gemm1(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: i
     (w13,) = weights
     experts = _num_experts(distinct_milli)
     # Expert table, then this tile's rows: two loads in series before the first weight address is known.
-    one = _pass(w13, rows * top_k / experts, early=False, barrier=Barrier.NONE, num_dependent_loads=2)
-    return _work(experts * -(-2 * width // TILE_OUTPUTS), (one,))
+    one = _pass(w13, rows * top_k / experts, experts * -(-2 * width // TILE_OUTPUTS), num_dependent_loads=2)
+    return _work(one.num_blocks, (one,))
 
 
 def gemm2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, latent: int) -> Work:
     """Down projection of the selected experts into ``top_k`` partial rows of the latent."""
     (w2,) = weights
     experts = _num_experts(distinct_milli)
-    one = _pass(w2, rows * top_k / experts, early=False, barrier=Barrier.NONE, num_dependent_loads=2)
-    return _work(experts * -(-latent // TILE_OUTPUTS), (one,))
+    one = _pass(w2, rows * top_k / experts, experts * -(-latent // TILE_OUTPUTS), num_dependent_loads=2)
+    return _work(one.num_blocks, (one,))
 
 
 def block(
-    weights: Sequence[Weight],
-    *,
-    rows: int,
-    top_k: int,
-    distinct_milli: int,
-    width: int,
-    experts: int,
-    latent: int,
+    weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, width: int, experts: int, latent: int
 ) -> Work:
     """Selection, both matrices and the weighted sum in the latent, one launch."""
     w13, w2 = weights
     chosen = _num_experts(distinct_milli)
     rows_per_expert = rows * top_k / chosen
     return _work(
-        chosen * -(-2 * width // TILE_OUTPUTS),
+        MAX_BLOCKS,
         (
             selection(experts=experts, latent=latent, num_quantise_reductions=1),
-            _pass(w13, rows_per_expert, early=False, barrier=Barrier.GRID, num_dependent_loads=1),
-            _pass(w2, rows_per_expert, early=True, barrier=Barrier.NONE, num_dependent_loads=1),
+            _pass(w13, rows_per_expert, chosen * -(-2 * width // TILE_OUTPUTS), barrier=Barrier.GRID),
+            _pass(w2, rows_per_expert, chosen * -(-latent // TILE_OUTPUTS), early=True),
         ),
     )
+
+
+def task1(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, width: int) -> Work:
+    """``gemm1`` as tasks of a persistent program: tiles of 32 outputs keep every SM busy, set-up is long done."""
+    (w13,) = weights
+    experts = _num_experts(distinct_milli)
+    tiles = experts * -(-2 * width // TASK_TILE_OUTPUTS)
+    return _work(MAX_BLOCKS, (_pass(w13, rows * top_k / experts, tiles, num_tensor_core_setups=0),))
+
+
+def task2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, latent: int) -> Work:
+    """``gemm2`` as tasks: the experts are known since the selection, so weights are read before the rows are."""
+    (w2,) = weights
+    experts = _num_experts(distinct_milli)
+    tiles = experts * -(-latent // TILE_OUTPUTS)
+    return _work(MAX_BLOCKS, (_pass(w2, rows * top_k / experts, tiles, early=True, num_tensor_core_setups=0),))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from k3sim.kernels.work import Pass, Read, Work
 from k3sim.model.program import Weight
 
-ISSUING_BLOCKS = 16  # more issuers lose requests: they are dropped silently at 48 and more (k3opt design plan)
+ISSUING_BLOCKS = 40  # at 48 and more issuers requests are dropped silently (k3opt design plan, GB200)
 
 
 def bulk(weights: Sequence[Weight], *, budget_bytes: int) -> Work:

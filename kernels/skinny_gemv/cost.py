@@ -11,6 +11,7 @@ Beyond ``MAX_CUDA_CORE_ROWS`` rows fp32 FMAs cost more than the stream, and both
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
@@ -108,3 +109,11 @@ def ring(weights: Sequence[Weight], *, rows: int, sent_bytes_per_peer: int = 0) 
 def ring_push(weights: Sequence[Weight], *, rows: int, sent_bytes_per_row: int) -> Work:
     """``ring`` whose epilogue pushes its outputs to every peer."""
     return ring(weights, rows=rows, sent_bytes_per_peer=rows * sent_bytes_per_row)
+
+
+def resident(weights: Sequence[Weight], *, rows: int, sent_bytes_per_row: int = 0) -> Work:
+    """``ring`` as tasks of a persistent program, which owns nearly all shared memory: twice the ring."""
+    work = ring(weights, rows=rows, sent_bytes_per_peer=rows * sent_bytes_per_row)
+    if rows > MAX_CUDA_CORE_ROWS:
+        return work
+    return replace(work, smem_bytes_per_block=2 * RING_BYTES, bytes_in_flight_per_block=2 * RING_BYTES)

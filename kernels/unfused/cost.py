@@ -117,7 +117,7 @@ def routing(weights: Sequence[Weight], *, rows: int, experts: int) -> Work:
 def batched_gemm(weights: Sequence[Weight], *, rows: int) -> Work:
     """One small matrix a head: absorption of W_UK, or lift by W_UV."""
     (one,) = weights
-    blocks = max(1, one.num_bytes // (64 * 1024))
+    blocks = max(1, one.num_bytes // (16 * 1024))
     return _small(
         num_blocks=blocks,
         input_bytes_per_block=rows * 1024,

@@ -1,0 +1,153 @@
+"""Bandwidth that transfers share: the one rule for HBM, L2 and NVLink ports.
+
+Every transfer ``f`` has one rate ``r_f``, a cap ``c_f`` and a weight ``w_fk`` on each resource ``k`` it crosses
+(a push to seven peers leaves its port with weight seven). Rates are max-min fair:
+
+    r_f <= c_f for all f,   sum_f w_fk r_f <= C_k for all k,
+
+and no rate can rise without lowering one that is not larger. They are found by progressive filling: raise all
+rates together; whoever reaches its cap, or crosses a resource that is full, stops there.
+
+Time is integer picoseconds and rates are integer bytes per microsecond, so the unit of progress, one byte per
+microsecond for one picosecond, is 1e-6 byte and the accounting is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import simpy
+
+from k3sim.sim.timeline import PS_PER_US, Counter
+
+# Rates settle after every other event of an instant, so that transfers that start together share from the start.
+_SETTLE_PRIORITY = 2
+
+
+@dataclass(eq=False)
+class _Transfer:
+    left: int  # in units of 1e-6 byte
+    cap: int
+    weights: Mapping[str, int]
+    done: simpy.Event
+    rate: int = 0
+
+
+class SharedBandwidth:
+    """A set of resources with capacities in bytes per microsecond, and the transfers that cross them."""
+
+    def __init__(self, env: simpy.Environment, capacities_bytes_per_us: Mapping[str, int]) -> None:
+        self._env = env
+        self._capacities = dict(capacities_bytes_per_us)
+        self._transfers: list[_Transfer] = []
+        self._settled_ps = 0
+        self._settle_pending = False
+        self._generation = 0
+        self._steps: dict[str, list[tuple[int, int]]] = {name: [(0, 0)] for name in self._capacities}
+
+    def transfer(self, num_bytes: int, weights: Mapping[str, int], cap_bytes_per_us: int) -> simpy.Event:
+        """Start moving ``num_bytes`` over the weighted resources; the event fires when the last byte is through."""
+        assert cap_bytes_per_us > 0, "a transfer needs a positive cap"
+        done = simpy.Event(self._env)
+        if num_bytes <= 0:
+            done.succeed()
+            return done
+        self._transfers.append(_Transfer(num_bytes * PS_PER_US, cap_bytes_per_us, weights, done))
+        self._settle_soon()
+        return done
+
+    def utilisation(self, resource: str) -> float:
+        """Share of a resource's capacity in use now."""
+        return self._steps[resource][-1][1] / self._capacities[resource]
+
+    def counters(self, rank: int) -> list[Counter]:
+        """Rates over time, one counter a resource that was used."""
+        return [
+            Counter(rank, name, self._capacities[name], tuple(steps))
+            for name, steps in self._steps.items()
+            if len(steps) > 1
+        ]
+
+    def _settle_soon(self) -> None:
+        if not self._settle_pending:
+            self._settle_pending = True
+            event = simpy.Event(self._env)
+            event._ok, event._value = True, None
+            event.callbacks = [self._settle]
+            self._env.schedule(event, priority=_SETTLE_PRIORITY)
+
+    def _settle(self, _: simpy.Event) -> None:
+        self._settle_pending = False
+        self._advance()
+        self._share()
+        self._schedule_next()
+
+    def _advance(self) -> None:
+        """Move every transfer on to the present, and finish those that are through."""
+        now = int(self._env.now)
+        elapsed_ps = now - self._settled_ps
+        self._settled_ps = now
+        if not elapsed_ps:
+            return
+        left: list[_Transfer] = []
+        for transfer in self._transfers:
+            transfer.left -= transfer.rate * elapsed_ps
+            # The last picosecond may offer more than was left: the transfer takes only what it asked for.
+            if transfer.left <= 0:
+                transfer.done.succeed()
+            else:
+                left.append(transfer)
+        self._transfers = left
+
+    def _share(self) -> None:
+        free = dict(self._capacities)
+        rising = list(self._transfers)
+        if len(rising) == 1:
+            (only,) = rising
+            only.rate = min(only.cap, *(free[name] // weight for name, weight in only.weights.items()))
+        else:
+            while rising:
+                demand: dict[str, int] = {}
+                for transfer in rising:
+                    for name, weight in transfer.weights.items():
+                        demand[name] = demand.get(name, 0) + weight
+                level, tightest = min((free[name] // total, name) for name, total in demand.items())
+                lowest_cap = min(transfer.cap for transfer in rising)
+                if lowest_cap <= level:
+                    stopped = [transfer for transfer in rising if transfer.cap == lowest_cap]
+                    level = lowest_cap
+                else:
+                    stopped = [transfer for transfer in rising if tightest in transfer.weights]
+                for transfer in stopped:
+                    # Never zero: integer division must not stall a transfer behind a full resource.
+                    transfer.rate = max(1, level)
+                    for name, weight in transfer.weights.items():
+                        free[name] -= weight * level
+                rising = [transfer for transfer in rising if transfer not in stopped]
+        now = self._settled_ps
+        used = dict.fromkeys(self._capacities, 0)
+        for transfer in self._transfers:
+            for name, weight in transfer.weights.items():
+                used[name] += weight * transfer.rate
+        for name, rate in used.items():
+            steps = self._steps[name]
+            if steps[-1][1] == rate:
+                continue
+            if steps[-1][0] == now:
+                steps[-1] = (now, rate)
+            else:
+                steps.append((now, rate))
+
+    def _schedule_next(self) -> None:
+        if not self._transfers:
+            return
+        self._generation += 1
+        generation = self._generation
+        delay_ps = min(-(-transfer.left // transfer.rate) for transfer in self._transfers)
+
+        def wake(event: simpy.Event) -> None:
+            if generation == self._generation and not self._settle_pending:
+                self._settle(event)
+
+        self._env.timeout(delay_ps).callbacks.append(wake)

@@ -1,0 +1,557 @@
+"""The engine: runs a program on a machine and returns the timeline.
+
+Each stream of each rank is a launch queue, each kernel a process that goes through its phases (design, "What a
+kernel does in time") and asks the components for what it needs: room on the SMs, HBM and L2, NVLink. The engine
+knows no operator by name; it prices the Work that the cost functions state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import simpy
+
+from k3sim.kernels.costs import work_of
+from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Unit, Work
+from k3sim.model.program import Call, Program
+from k3sim.sim.fabric import Exchange, Fabric
+from k3sim.sim.machine import Machine
+from k3sim.sim.memory import Memory, StreamLimit, bytes_per_us, picoseconds
+from k3sim.sim.skew import Paces, Skew, expected_maximum_of_normals
+from k3sim.sim.sm_slots import SmSlots
+from k3sim.sim.timeline import KernelRun, Phase, Span, Timeline
+
+Steps = Generator[simpy.Event, Any, None]
+
+
+@dataclass(eq=False)
+class _State:
+    """What others may wait for of one kernel: its trigger and its end."""
+
+    run: KernelRun
+    triggered: simpy.Event
+    done: simpy.Event
+    trigger_ps: int = -1
+    sent_ps: int = -1  # when its last store to peers left
+    is_host: bool = False
+
+
+@dataclass(eq=False)
+class _Stream:
+    """Bytes under way for one pass, and when the HBM and the L2 part were through.
+
+    Of reads that were started ahead, ``through`` fires when they are complete and ``budget`` says how many
+    bytes of the early reads they cover.
+    """
+
+    hbm_bytes: int = 0
+    l2_bytes: int = 0
+    kv_state_bytes: int = 0
+    hbm_end_ps: int = -1
+    l2_end_ps: int = -1
+    parts: list[simpy.Event] = field(default_factory=list)
+    through: simpy.Event | None = None
+    budget: int = 0
+
+    def add(self, other: _Stream) -> None:
+        self.hbm_bytes += other.hbm_bytes
+        self.l2_bytes += other.l2_bytes
+        self.kv_state_bytes += other.kv_state_bytes
+        self.hbm_end_ps = max(self.hbm_end_ps, other.hbm_end_ps)
+        self.l2_end_ps = max(self.l2_end_ps, other.l2_end_ps)
+
+
+class _Gpu:
+    """Components of one rank."""
+
+    def __init__(self, env: simpy.Environment, machine: Machine) -> None:
+        self.memory = Memory(env, machine)
+        self.slots = SmSlots(env, machine)
+        self.variance_ps2 = 0.0  # of the rank's time since the last exchange, for expected skew
+
+
+@dataclass(frozen=True, eq=False)
+class _Room:
+    """A kernel at work: its GPU, its record, its resident blocks and its pace."""
+
+    gpu: _Gpu
+    run: KernelRun
+    work: Work
+    resident_blocks: int
+    pace: float
+
+
+class _Engine:
+    def __init__(self, program: Program, machine: Machine, ranks: tuple[int, ...], skew: Skew, seed: int) -> None:
+        self.env = simpy.Environment(initial_time=0)
+        self.program = program
+        self.machine = machine
+        self.ranks = ranks
+        self.skew = skew
+        self.paces = Paces(machine.rank_skew_relative_sd, seed)
+        self.fabric = Fabric(self.env, machine, ranks)
+        self.gpus = {rank: _Gpu(self.env, machine) for rank in ranks}
+        self.works = [None if call.operator == "host" else work_of(call.operator, call.weights, call.shape)
+                      for call in program.calls]
+        self.states: dict[tuple[int, int], _State] = {}
+        self._maxima: dict[int, float] = {}
+        num_calls = len(program.calls)
+        for position, rank in enumerate(ranks):
+            for call in program.calls:
+                run = KernelRun(
+                    index=position * num_calls + call.index,
+                    rank=rank,
+                    stream=call.stream,
+                    layer=call.layer,
+                    kind=call.kind,
+                    stage=call.stage,
+                )
+                self.states[rank, call.index] = _State(run, simpy.Event(self.env), simpy.Event(self.env))
+
+        # Machine primitives in picoseconds, once.
+        self.launch_ps = picoseconds(machine.launch_latency_s)
+        self.flush_ps = picoseconds(machine.completion_flush_s)
+        self.handoff_ps = picoseconds(machine.counter_handoff_s)
+        self.num_sms = int(machine.num_sms)
+        self.hbm_latency_ps = picoseconds(machine.hbm_latency_s)
+        self.reduction_ps = picoseconds(machine.block_reduction_s)
+        self.setup_ps = picoseconds(machine.tensor_core_setup_s)
+        self.visibility_ps = picoseconds(machine.nvlink_visibility_s)
+        self.barrier_ps = {
+            Barrier.NONE: 0,
+            Barrier.CLUSTER: picoseconds(machine.cluster_sync_s),
+            Barrier.GRID: picoseconds(machine.grid_barrier_s),
+        }
+
+    # -- launch queue -----------------------------------------------------------------------------------------
+
+    def issue(self, rank: int, calls: list[Call]) -> Steps:
+        """One stream: hand each call to the GPU when its turn has come."""
+        previous: _State | None = None
+        for call in calls:
+            state = self.states[rank, call.index]
+            early = call.launch in ("pdl", "task") and previous is not None
+            # A cross-stream edge is a full one: the node starts when its predecessors have completed. A task
+            # has no launch to hold back, it reads counters when it needs the data.
+            before = [] if call.launch == "task" else [self.states[rank, index] for index in call.after]
+            if previous is not None and not early:
+                before.append(previous)
+            for needed in before:
+                if not needed.done.triggered:
+                    yield needed.done
+            if early and previous is not None and not previous.triggered.triggered:
+                yield previous.triggered
+            ready_ps, cause = 0, None
+            for needed in before:
+                if needed.run.end_ps >= ready_ps:
+                    ready_ps, cause = needed.run.end_ps, needed
+            if early and previous is not None and previous.trigger_ps >= ready_ps:
+                ready_ps, cause = previous.trigger_ps, previous
+            held_back = cause is not None and not (early and cause is previous)
+            self.env.process(self.kernel(rank, call, state, previous, cause, held_back))
+            previous = state
+
+    # -- one kernel -------------------------------------------------------------------------------------------
+
+    def kernel(
+        self, rank: int, call: Call, state: _State, previous: _State | None, cause: _State | None, held_back: bool
+    ) -> Steps:
+        """Phases of one kernel. ``held_back``: a completed predecessor, not an early trigger, let it launch."""
+        env, run, gpu = self.env, state.run, self.gpus[rank]
+        now = int(env.now)
+        cause_index = -1 if cause is None else cause.run.index
+        run.start_ps = now
+        run.launched_by = cause_index
+        causes: list[int] = [] if cause is None else [cause_index]
+        work = self.works[call.index]
+        if work is None:
+            yield from self.host(call, state, cause_index)
+            return
+        pace = self.paces.pace(rank, call.index) if self.skew is Skew.SAMPLED else 1.0
+        held = None
+        if call.launch != "task":
+            if held_back and cause is not None and not cause.is_host:
+                yield env.timeout(self.flush_ps)
+                self.span(run, Phase.RELEASE, cause_index, now)
+            held = gpu.slots.footprint(work)
+            granted = gpu.slots.acquire(held)
+            if granted is not None:
+                yield granted
+                self.span(run, Phase.SM_SLOTS, cause_index, now)
+            # The first wave: later blocks are dispatched while earlier ones run.
+            dispatch_ps = picoseconds(held.blocks * self.machine.block_dispatch_s)
+            yield env.timeout(self.launch_ps + dispatch_ps)
+            self.span(run, Phase.LAUNCH, cause_index, now)
+        if call.trigger == "start":
+            self.trigger(state)
+
+        footprint = held or gpu.slots.footprint(work)
+        if call.operator == "l2_prefetch.bulk":
+            yield from self.prefetch(gpu, run, work)
+            self.finish(rank, state, held, causes)
+            return
+        room = _Room(gpu, run, work, footprint.blocks, pace)
+        early = self.start_early(room, work.passes[0])
+
+        # Dependency: the stream's predecessor, unless all data comes through buffers that peers fill.
+        polls = tuple(index for index in call.receives if index != call.index)
+        needed = [previous] if previous is not None and call.launch != "graph" and not polls else []
+        if call.launch == "task":
+            needed += [self.states[rank, index] for index in call.after]
+        last: _State | None = None
+        for one in needed:
+            if not one.done.triggered:
+                yield one.done
+            if last is None or one.run.end_ps > last.run.end_ps:
+                last = one
+        if last is not None:
+            causes.append(last.run.index)
+            self.span(run, Phase.DEPENDENCY, last.run.index, last.run.end_ps)
+            settle_ps = self.handoff_ps if call.launch == "task" else self.flush_ps
+            phase = Phase.REDUCE if call.launch == "task" else Phase.RELEASE
+            left_ps = last.run.end_ps + settle_ps - int(env.now)
+            if left_ps > 0 and not last.is_host:
+                yield env.timeout(left_ps)
+                self.span(run, phase, last.run.index, last.run.end_ps)
+        for index in polls:
+            sender = self.program.calls[index]
+            causes.append(self.states[rank, index].run.index)
+            yield from self.poll(rank, run, self.fabric.exchange(index, sender.group_size), self.states[rank, index])
+
+        begun_ps = int(env.now)
+        both_ways = call.index in call.receives
+        for position, one in enumerate(work.passes):
+            if both_ways and position == 1:
+                yield from self.exchange_inside(rank, call, state, work)
+                early = self.start_early(room, one)
+            following = work.passes[position + 1] if position + 1 < len(work.passes) else None
+            early = yield from self.one_pass(
+                room, one, None if both_ways else following, early,
+                state if call.trigger == "stream" and following is None else None,
+            )
+        if both_ways and len(work.passes) == 1:
+            yield from self.exchange_inside(rank, call, state, work)
+        if call.sends and not both_ways:
+            sent_ps = int(env.now)
+            exchange = self.fabric.exchange(call.index, call.group_size)
+            yield self.fabric.push(rank, exchange, work.sent_bytes_per_peer)
+            self.span(run, Phase.SEND, -1, sent_ps)
+            run.sent_bytes = self.fabric.sent_bytes(work.sent_bytes_per_peer, call.group_size)
+            state.sent_ps = int(env.now)
+        if call.stream == "main":
+            gpu.variance_ps2 += (self.machine.rank_skew_relative_sd * (int(env.now) - begun_ps)) ** 2
+        self.finish(rank, state, held, causes)
+
+    def host(self, call: Call, state: _State, cause_index: int) -> Steps:
+        state.is_host = True
+        duration_ps = picoseconds(
+            call.shape["num_launches"] * self.machine.host_launch_s
+            + call.shape["num_graph_launches"] * self.machine.host_graph_launch_s
+        )
+        start_ps = int(self.env.now)
+        yield self.env.timeout(duration_ps)
+        self.span(state.run, Phase.HOST, cause_index, start_ps)
+        self.finish(state.run.rank, state, None, [] if cause_index < 0 else [cause_index])
+
+    def prefetch(self, gpu: _Gpu, run: KernelRun, work: Work) -> Steps:
+        limit = gpu.memory.limit(work.num_blocks, work.num_blocks, work.bytes_in_flight_per_block)
+        for one in work.passes:
+            for read in one.reads:
+                run.hbm_bytes += read.num_bytes - gpu.memory.l2.resident(read.region)
+                yield gpu.memory.prefetch(read.region, read.num_bytes, limit)
+        self.span(run, Phase.WEIGHTS, -1, -1)
+
+    def one_pass(
+        self, room: _Room, one: Pass, following: Pass | None, early: _Stream | None, triggers: _State | None
+    ) -> Generator[simpy.Event, Any, _Stream | None]:
+        """Dependent loads, stream beside arithmetic, reductions and barriers; returns what the next pass has
+        loaded ahead."""
+        env, gpu, run, pace = self.env, room.gpu, room.run, room.pace
+        limit = self.limit(room, one)
+        loads_ps = 0
+        if one.num_dependent_loads or one.input_bytes_per_block:
+            input_ps = round(one.input_bytes_per_block * 1e12 / self.machine.l2_bytes_per_s_per_sm)
+            loads_ps = round(pace * (one.num_dependent_loads * gpu.memory.latency_ps() + input_ps))
+        loads_ps += round(pace * one.num_tensor_core_setups * self.setup_ps)
+        stream, rest = _Stream(), self.late_reads(one, early)
+        # A cold stream waits for its first bytes; filling a tensor-core pipeline is part of its set-up.
+        cold = early is None and bool(rest or one.written_bytes) and not one.num_tensor_core_setups
+        ramp_ps = self.hbm_latency_ps if cold else 0
+        if loads_ps + ramp_ps:
+            yield env.timeout(loads_ps + ramp_ps)
+            self.span(run, Phase.LATENCY, -1, -1, length_ps=loads_ps)
+            self.span(run, Phase.RAMP, -1, -1)
+        start_ps = int(env.now)
+        for read, num_bytes in rest:
+            self.start(gpu, stream, read, num_bytes, limit)
+        if one.written_bytes:
+            self.note_end(stream, gpu.memory.write(one.written_bytes, limit), "hbm_end_ps")
+            stream.hbm_bytes += one.written_bytes
+            stream.kv_state_bytes += one.written_bytes
+        for part in stream.parts:
+            if not part.processed:
+                yield part
+        if early is not None and early.through is not None:
+            if not early.through.processed:
+                yield early.through
+            stream.add(early)
+        run.hbm_bytes += stream.hbm_bytes
+        run.l2_bytes += stream.l2_bytes
+        self.stream_spans(run, stream, limit, start_ps)
+        compute_ps = round(pace * self.compute_ps(one, min(one.num_blocks or room.work.num_blocks, self.num_sms)))
+        left_ps = start_ps + compute_ps - int(env.now)
+        if left_ps > 0:
+            yield env.timeout(left_ps)
+            self.span(run, Phase.COMPUTE, -1, -1)
+        if triggers is not None:
+            self.trigger(triggers)
+        ahead = self.start_early(room, following) if following is not None else None
+        reduce_ps = round(pace * one.num_block_reductions * self.reduction_ps)
+        barrier_ps = round(pace * one.num_barriers * self.barrier_ps[one.barrier])
+        if reduce_ps + barrier_ps:
+            yield env.timeout(reduce_ps + barrier_ps)
+            self.span(run, Phase.LATENCY, -1, -1, length_ps=reduce_ps)
+            self.span(run, Phase.REDUCE, -1, -1)
+        return ahead
+
+    # -- streams ----------------------------------------------------------------------------------------------
+
+    def limit(self, room: _Room, one: Pass) -> StreamLimit:
+        """What the blocks of a pass can draw, at the kernel's pace."""
+        blocks = one.num_blocks or room.work.num_blocks
+        limit = room.gpu.memory.limit(
+            blocks, min(blocks, room.resident_blocks), room.work.bytes_in_flight_per_block
+        )
+        if room.pace == 1.0:
+            return limit
+        return StreamLimit(
+            max(1, round(limit.hbm_bytes_per_us / room.pace)), max(1, round(limit.l2_bytes_per_us / room.pace))
+        )
+
+    def start_early(self, room: _Room, one: Pass) -> _Stream | None:
+        """Start the reads of a pass that need no predecessor, as far as the load pipeline holds them."""
+        gpu, limit = room.gpu, self.limit(room, one)
+        budget = room.resident_blocks * room.work.bytes_in_flight_per_block
+        reads = [read for read in one.reads if read.early and read.num_bytes]
+        if not reads:
+            return None
+        stream = _Stream(through=simpy.Event(self.env), budget=budget)
+        waiting = 0
+
+        def part_done(_: simpy.Event) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting and stream.through is not None:
+                stream.through.succeed()
+
+        def begin(_: simpy.Event) -> None:
+            nonlocal waiting
+            left = budget
+            for read in reads:
+                num_bytes = min(left, read.num_bytes)
+                if num_bytes > 0:
+                    self.start(gpu, stream, read, num_bytes, limit)
+                left -= num_bytes
+            waiting = len(stream.parts)
+            for part in stream.parts:
+                assert part.callbacks is not None
+                part.callbacks.append(part_done)
+
+        ramp = self.env.timeout(self.hbm_latency_ps)
+        assert ramp.callbacks is not None
+        ramp.callbacks.append(begin)
+        return stream
+
+    def late_reads(self, one: Pass, early: _Stream | None) -> list[tuple[Read, int]]:
+        """Reads of a pass, less what was started ahead."""
+        left = 0 if early is None else early.budget
+        late: list[tuple[Read, int]] = []
+        for read in one.reads:
+            num_bytes = read.num_bytes
+            if read.early:
+                ahead = min(left, num_bytes)
+                left -= ahead
+                num_bytes -= ahead
+            if num_bytes > 0:
+                late.append((read, num_bytes))
+        return late
+
+    def start(self, gpu: _Gpu, stream: _Stream, read: Read, num_bytes: int, limit: StreamLimit) -> None:
+        reused = bool(read.region) and read.kind is ReadKind.KV_STATE
+        hbm, l2, hbm_bytes, l2_bytes = gpu.memory.fetch(read.region, num_bytes, limit, reused=reused)
+        stream.hbm_bytes += hbm_bytes
+        stream.l2_bytes += l2_bytes
+        if read.kind is ReadKind.KV_STATE:
+            stream.kv_state_bytes += hbm_bytes
+        if hbm_bytes:
+            self.note_end(stream, hbm, "hbm_end_ps")
+        if l2_bytes:
+            self.note_end(stream, l2, "l2_end_ps")
+
+    def note_end(self, stream: _Stream, part: simpy.Event, name: str) -> None:
+        """Make ``part`` one of the stream's, and note under ``name`` when it was through."""
+        stream.parts.append(part)
+        assert part.callbacks is not None
+        part.callbacks.append(lambda _: setattr(stream, name, int(self.env.now)))
+
+    def stream_spans(self, run: KernelRun, stream: _Stream, limit: StreamLimit, start_ps: int) -> None:
+        """Divide a streaming interval by what bounded it.
+
+        The HBM part, in order: weights and then KV or state at HBM speed, what too few bytes in flight cost, and
+        what sharing cost (on the main stream that is HBM at work for another kernel: still reading). Then the
+        part that only L2 was busy for.
+        """
+        end_ps = int(self.env.now)
+        if end_ps <= start_ps:
+            return
+        hbm_end_ps = min(end_ps, max(start_ps, stream.hbm_end_ps))
+        duration_ps = hbm_end_ps - start_ps
+        if duration_ps > 0 and stream.hbm_bytes:
+            peak = bytes_per_us(self.machine.hbm_read_bytes_per_s)
+            at_peak_ps = min(duration_ps, -(-stream.hbm_bytes * 1_000_000 // peak))
+            at_cap_ps = min(duration_ps, -(-stream.hbm_bytes * 1_000_000 // limit.hbm_bytes_per_us))
+            state_ps = at_peak_ps * stream.kv_state_bytes // stream.hbm_bytes
+            at_cap_ps = max(at_cap_ps, at_peak_ps)
+            shared_ps = duration_ps - at_cap_ps
+            weights_ps = at_peak_ps - state_ps
+            if run.stream == "main":
+                weights_ps += shared_ps
+                shared_ps = 0
+            for phase, length_ps in (
+                (Phase.WEIGHTS, weights_ps),
+                (Phase.KV_STATE, state_ps),
+                (Phase.IN_FLIGHT, at_cap_ps - at_peak_ps),
+                (Phase.STARVED, shared_ps),
+            ):
+                self.span(run, phase, -1, -1, length_ps=length_ps)
+        self.span(run, Phase.L2, -1, -1)
+
+    def compute_ps(self, one: Pass, sms: int) -> float:
+        """Arithmetic of a pass on the SMs that run it."""
+        machine = self.machine
+        share = sms / machine.num_sms
+        if one.unit is Unit.CUDA_CORE:
+            return 1e12 * one.flops / (2 * machine.fp32_fma_per_clock_per_sm * machine.sm_clock_hz * sms)
+        if one.unit is Unit.FP4:
+            # At few rows the rate at which weights enter the tensor core bounds, not the flops.
+            per_clock = machine.fp4_weights_per_clock_per_sm
+            weights = one.decoded_weights / (per_clock * machine.sm_clock_hz * sms)
+            return 1e12 * max(weights, one.flops / ((machine.fp4_flops or machine.bf16_flops) * share))
+        rate = {Unit.BF16: machine.bf16_flops, Unit.FP8: machine.fp8_flops, Unit.FP4: machine.fp4_flops}[one.unit]
+        return 1e12 * one.flops / (rate * share)
+
+    # -- exchanges --------------------------------------------------------------------------------------------
+
+    def exchange_inside(self, rank: int, call: Call, state: _State, work: Work) -> Steps:
+        """A kernel that sends and then needs what all peers sent: push and poll, or barrier and load."""
+        run, sent_ps = state.run, int(self.env.now)
+        exchange = self.fabric.exchange(call.index, call.group_size)
+        pulls = call.transport == "pull"
+        yield self.fabric.push(rank, exchange, FLAG_BYTES if pulls else work.sent_bytes_per_peer, fenced=pulls)
+        self.span(run, Phase.SEND, -1, sent_ps)
+        run.sent_bytes = self.fabric.sent_bytes(work.sent_bytes_per_peer, call.group_size)
+        state.sent_ps = int(self.env.now)
+        yield from self.poll(rank, run, exchange, state)
+        if pulls:
+            yield self.env.timeout(self.fabric.load_ps(work.sent_bytes_per_peer, call.group_size))
+            self.span(run, Phase.SEND, -1, -1)
+
+    def poll(self, rank: int, run: KernelRun, exchange: Exchange, sender: _State) -> Steps:
+        """Wait until every rank's data is visible, then until this poller has seen it."""
+        env, gpu = self.env, self.gpus[rank]
+        if not exchange.complete.triggered:
+            yield exchange.complete
+        complete_ps = max(exchange.visible_ps.values())
+        if self.skew is Skew.EXPECTED and gpu.variance_ps2:
+            slowest_ps = round(self.expected_maximum(exchange.group_size) * math.sqrt(gpu.variance_ps2))
+            gpu.variance_ps2 = 0.0
+            complete_ps += slowest_ps
+            if complete_ps > int(env.now):
+                yield env.timeout(complete_ps - int(env.now))
+        self.span(
+            run, Phase.PEERS, sender.run.index, sender.sent_ps, arrival_ps=exchange.visible_ps[rank]
+        )
+        left_ps = complete_ps + self.visibility_ps - int(env.now)
+        if left_ps > 0:
+            yield env.timeout(left_ps)
+            self.span(
+                run, Phase.POLL, sender.run.index, sender.sent_ps, arrival_ps=exchange.visible_ps[rank],
+                complete_ps=complete_ps,
+            )
+
+    def expected_maximum(self, count: int) -> float:
+        if count not in self._maxima:
+            self._maxima[count] = expected_maximum_of_normals(count)
+        return self._maxima[count]
+
+    # -- bookkeeping ------------------------------------------------------------------------------------------
+
+    def span(
+        self,
+        run: KernelRun,
+        phase: Phase,
+        cause: int,
+        cause_ps: int,
+        *,
+        arrival_ps: int = -1,
+        complete_ps: int = -1,
+        length_ps: int | None = None,
+    ) -> None:
+        """Append a span from where the last one ended to now (or for ``length_ps``); none when empty."""
+        start_ps = run.spans[-1].end_ps if run.spans else run.start_ps
+        end_ps = int(self.env.now) if length_ps is None else start_ps + length_ps
+        if end_ps > start_ps:
+            run.spans.append(Span(phase, start_ps, end_ps, cause, cause_ps, arrival_ps, complete_ps))
+
+    def trigger(self, state: _State) -> None:
+        if not state.triggered.triggered:
+            state.trigger_ps = int(self.env.now)
+            state.triggered.succeed()
+
+    def finish(self, rank: int, state: _State, held: Any, causes: Iterable[int]) -> None:
+        state.run.end_ps = int(self.env.now)
+        state.run.causes = tuple(dict.fromkeys(causes))
+        self.trigger(state)
+        if held is not None:
+            self.gpus[rank].slots.release(held)
+        state.done.succeed()
+
+    def run(self) -> Timeline:
+        for rank in self.ranks:
+            streams: dict[str, list[Call]] = defaultdict(list)
+            for call in self.program.calls:
+                streams[call.stream].append(call)
+            for calls in streams.values():
+                self.env.process(self.issue(rank, calls))
+        self.env.run()
+        runs = [state.run for state in self.states.values()]
+        stuck = [run.stage for run in runs if run.end_ps < 0]
+        assert not stuck, f"kernels never finished: {stuck[:5]}"
+        counters = [counter for rank in self.ranks for counter in self.gpus[rank].memory.counters(rank)]
+        counters += self.fabric.counters()
+        return Timeline(
+            machine=self.machine.name,
+            num_ranks=self.program.num_ranks,
+            ranks=self.ranks,
+            num_layers=len(self.program.layers),
+            kernels=runs,
+            counters=counters,
+            step_ps=max(run.end_ps for run in runs),
+        )
+
+
+FLAG_BYTES = 128  # one line to each peer
+
+
+def simulate(
+    program: Program, machine: Machine, *, all_ranks: bool = False, skew: Skew = Skew.OFF, seed: int = 0
+) -> Timeline:
+    """Run ``program`` on every rank (``all_ranks``) or on one that stands for all; same input, same timeline."""
+    if skew is Skew.SAMPLED:
+        all_ranks = True
+    ranks = tuple(range(program.num_ranks)) if all_ranks else (0,)
+    return _Engine(program, machine, ranks, skew, seed).run()

@@ -1,0 +1,78 @@
+"""Room on the SMs: shared memory and threads that running kernels hold.
+
+Blocks are spread evenly, so room is counted over the whole chip. A kernel that would run in several waves holds
+one full wave. A kernel is admitted when its wave fits beside those that run, in the order of asking within a
+stream; where it does not fit it waits, and with it the gain of an early launch is gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import simpy
+
+from k3sim.kernels.work import Work
+from k3sim.sim.machine import Machine
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """One wave of a kernel: its resident blocks and what they hold."""
+
+    blocks: int
+    smem_bytes: int
+    threads: int
+
+
+class SmSlots:
+    """The SMs of one GPU."""
+
+    def __init__(self, env: simpy.Environment, machine: Machine) -> None:
+        self._env = env
+        self._num_sms = int(machine.num_sms)
+        self._smem_per_sm = int(machine.smem_bytes_per_sm)
+        self._threads_per_sm = int(machine.threads_per_sm)
+        self._free_smem = self._num_sms * self._smem_per_sm
+        self._free_threads = self._num_sms * self._threads_per_sm
+        self._waiting: list[tuple[Footprint, simpy.Event]] = []
+
+    def footprint(self, work: Work) -> Footprint:
+        """The wave that a kernel holds when it has the chip to itself."""
+        per_sm = min(
+            work.max_blocks_per_sm,
+            self._threads_per_sm // work.threads_per_block,
+            self._smem_per_sm // max(1, work.smem_bytes_per_block),
+        )
+        blocks = min(work.num_blocks, self._num_sms * max(1, per_sm))
+        return Footprint(blocks, blocks * work.smem_bytes_per_block, blocks * work.threads_per_block)
+
+    def _fits(self, wanted: Footprint) -> bool:
+        return wanted.smem_bytes <= self._free_smem and wanted.threads <= self._free_threads
+
+    def acquire(self, wanted: Footprint) -> simpy.Event | None:
+        """Take room now and return None, or return the event that fires once the room has been given."""
+        if self._fits(wanted):
+            self._take(wanted)
+            return None
+        granted = simpy.Event(self._env)
+        self._waiting.append((wanted, granted))
+        return granted
+
+    def release(self, held: Footprint) -> None:
+        """Give room back; whoever waits and fits gets it, the longest waiting first."""
+        self._free_smem += held.smem_bytes
+        self._free_threads += held.threads
+        still: list[tuple[Footprint, simpy.Event]] = []
+        for wanted, granted in self._waiting:
+            if self._fits(wanted):
+                self._take(wanted)
+                granted.succeed()
+            else:
+                still.append((wanted, granted))
+        self._waiting = still
+
+    def _take(self, wanted: Footprint) -> None:
+        self._free_smem -= wanted.smem_bytes
+        self._free_threads -= wanted.threads
+
+
