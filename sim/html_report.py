@@ -253,7 +253,7 @@ def _leave_one_out(report: Mapping[str, Any]) -> str:
     if not report.get("leave_one_out"):
         return ""
     return """<section><h2>Each change taken away alone</h2>
-<p>What the step gains in time when one change is removed from the full set.</p>
+<p>How much longer the step takes when one change is removed from the full set.</p>
 <div class="chart" id="leave_one_out"></div></section>
 """
 

@@ -2,10 +2,9 @@
 
 They are built by hand: importing plotly's figure classes takes longer than writing the whole report.
 
-Colours come in five families that stay apart under the common colour-vision deficiencies (the hues of Okabe
-and Ito, https://jfly.uni-koeln.de/color/): blue for work, gold for launching, green for memory below its speed,
-vermilion for latency on the chip, purple for the network; grey is the host. Lightness differs within a family.
-A word has one colour in every chart.
+Colours come in five families: blue for work, gold for launching, green for memory below its speed, orange
+for latency on the chip, purple for the network; grey is the host. A search chose them to keep every two apart
+for readers with and without a colour-vision deficiency. A word has one colour in every chart.
 """
 
 from __future__ import annotations
@@ -23,31 +22,31 @@ from k3sim.sim.timeline import PS_PER_US, KernelRun, Phase, Timeline
 Figure = dict[str, Any]
 
 INK, MUTED, RULE, ACCENT = "#1c232b", "#5b6672", "#dfe4ea", "#1f5fa8"
-SLOWER, FASTER = "#d55e00", "#00846a"
+TOTAL, SLOWER, FASTER = "#3b4450", "#b0605a", "#6f9fb3"  # muted: no part of the time has these
 FONT = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13, "color": INK}
 
 PART_COLOURS = {
-    "weights": "#1f5fa8",
-    "kv and state": "#5b9bd5",
-    "l2": "#a9cdee",
-    "compute": "#14305c",
-    "release": "#f7e2a0",
-    "launch": "#eebf3f",
-    "sm slots": "#b98a12",
-    "prologue": "#7d5c08",
-    "ramp": "#a5dcc6",
-    "bytes in flight": "#35a884",
-    "starved": "#0b6b50",
-    "dependency": "#f3b48d",
-    "latency": "#dd6f1e",
-    "reduce": "#97430a",
-    "send": "#e9bcd8",
-    "peers": "#c26a9d",
-    "nvlink flight": "#c26a9d",  # the waits split waiting for peers in two
-    "slower peer": "#4a1337",
-    "poll": "#7a2f5c",
-    "host": "#7f8790",
-    "run": "#b9c0c8",
+    "weights": "#0253a2",
+    "kv and state": "#6595ff",
+    "l2": "#57c2fc",
+    "compute": "#011d33",
+    "release": "#f8f4a3",
+    "launch": "#fdcf03",
+    "sm slots": "#f0b35c",
+    "prologue": "#815602",
+    "ramp": "#acf4cb",
+    "bytes in flight": "#4a9083",
+    "starved": "#19854a",
+    "dependency": "#fb9c87",
+    "latency": "#e76e03",
+    "reduce": "#741717",
+    "send": "#fed6ff",
+    "peers": "#d46dc1",
+    "nvlink flight": "#d46dc1",  # the waits split waiting for peers in two
+    "slower peer": "#380161",
+    "poll": "#6e4477",
+    "host": "#525252",
+    "run": "#b1b7bd",
 }
 # Groups of stages are places, not parts of time: paler colours of their own (Paul Tol's light scheme).
 GROUP_COLOURS = {
@@ -131,7 +130,7 @@ def waterfall_figure(steps: Sequence[Mapping[str, Any]]) -> Figure:
         "textposition": "outside",
         "cliponaxis": False,
         "connector": {"line": {"color": "#9aa4af", "width": 1}},
-        "totals": {"marker": {"color": ACCENT}},
+        "totals": {"marker": {"color": TOTAL}},
         "increasing": {"marker": {"color": SLOWER}},
         "decreasing": {"marker": {"color": FASTER}},
         "customdata": [_waterfall_hover(step) for step in steps],
@@ -288,7 +287,7 @@ class _BarTrace:
 
 
 def _hbm_traces(timeline: Timeline, start_ps: int, end_ps: int, mean_bins: int = 0) -> list[Figure]:
-    """The HBM rate between two times as a filled step line, its mean over equal bins if asked, its capacity."""
+    """The HBM rate between two times as a filled step line, its mean over bins if asked, its capacity."""
     rank = timeline.critical_rank
     counter = next((c for c in timeline.counters if c.rank == rank and c.resource == "hbm"), None)
     if counter is None:

@@ -33,11 +33,11 @@ ATTENTION = {
 MOE = (
     ("attn_res", "main", 60_000, 0, Phase.WEIGHTS),
     ("moe.router", "main", 12_845_056, 0, Phase.WEIGHTS),
-    ("shared.gate_up", "aux", 11_010_048, 0, Phase.WEIGHTS),
+    ("moe.shared_gate_up", "shared", 11_010_048, 0, Phase.WEIGHTS),
     ("moe.latent_down", "main", 51_380_224, 0, Phase.WEIGHTS),
     ("moe.topk", "main", 3_584, 0, Phase.COMPUTE),
     ("moe.experts_up", "main", 11_698_176, 0, Phase.WEIGHTS),
-    ("shared.down", "aux", 5_505_024, 0, Phase.WEIGHTS),
+    ("moe.shared_down", "shared", 5_505_024, 0, Phase.WEIGHTS),
     ("moe.experts_down", "main", 5_849_088, 0, Phase.WEIGHTS),
     ("moe.finalize", "main", 114_688, 0, Phase.COMPUTE),
     ("moe.tail_reduce", "main", 7_168, 107_520, Phase.COMPUTE),
@@ -55,7 +55,7 @@ def synthetic_timeline(*, num_ranks: int = 1, num_layers: int = 93, slowness: fl
     step_ps = 0
     for rank in range(num_ranks):
         random = Random(rank)  # another rank, another skew
-        free_ps = {"main": 0, "aux": 0, "prefetch": 0}
+        free_ps = {"main": 0, "aux": 0, "shared": 0, "prefetch": 0}
         last: dict[str, int] = {}
         for layer in range(num_layers):
             attention = "mla" if layer % 4 == 3 else "kda"
@@ -65,7 +65,8 @@ def synthetic_timeline(*, num_ranks: int = 1, num_layers: int = 93, slowness: fl
                 kernel = KernelRun(
                     len(kernels), rank, stream, layer, f"{attention}+moe", stage, start_ps, causes=causes
                 )
-                read_ps = int(hbm_bytes / (0.8 * CAPACITY_BYTES_PER_US) * PS_PER_US)
+                share = 0.7 if stream == "main" else 0.15  # of the HBM rate
+                read_ps = int(hbm_bytes / (share * CAPACITY_BYTES_PER_US) * PS_PER_US)
                 now_ps = start_ps
                 for phase, us in (
                     (Phase.RELEASE, 0.3),
