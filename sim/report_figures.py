@@ -47,6 +47,12 @@ PART_COLOURS = {
     "poll": "#6e4477",
     "host": "#525252",
     "run": "#b1b7bd",
+    # Parts of the waits that gather several phases, or name one by what it means.
+    "ramp and drain": "#acf4cb",
+    "dependency latency": "#e76e03",
+    "reduction and barrier": "#741717",
+    "side stream": "#19854a",
+    "kernel": "#b1b7bd",
 }
 # Groups of stages are places, not parts of time: paler colours of their own (Paul Tol's light scheme).
 GROUP_COLOURS = {

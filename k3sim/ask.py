@@ -1,0 +1,148 @@
+"""Turning what a user gives (names, numbers, paths) into a checked question. Every mistake is a UserError."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from k3sim.errors import UserError
+from k3sim.model.architecture import load_architecture
+from k3sim.model.layout import KV_DTYPE_BYTES, Layout, Workload, check_fits, check_layout, check_workload
+from k3sim.model.paths import Path as ExecutionPath
+from k3sim.model.paths import find_path
+from k3sim.sim.machine import load_machine
+from k3sim.sim.predict import Question
+from k3sim.sim.skew import Skew
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options by the names they have on every command; the defaults are those of ``k3sim timeline``."""
+
+    machine: str = "gb300"
+    tp: int = 16
+    ep: int = 1
+    dp: int = 1
+    dcp: int = 1
+    path: str = "fused"
+    with_switches: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    concurrency: int = 1
+    context: int = 8192
+    kv_dtype: str = "fp8"
+    seed: int = 0
+    skew: bool | None = None
+    routing_skew: float = 0.0
+    pad_experts: bool | None = None
+    model: str | None = None
+
+    def command(self, verb: str = "timeline") -> str:
+        """The command line that asks the same question."""
+        import shlex
+
+        defaults, words = Options(), ["k3sim", verb]
+        for name in ("machine", "tp", "ep", "dp", "dcp", "path", "concurrency", "context", "seed", "model"):
+            if getattr(self, name) != getattr(defaults, name):
+                words += [f"--{name}", str(getattr(self, name))]
+        for switch in self.with_switches:
+            words += ["--with", switch]
+        for switch in self.without:
+            words += ["--without", switch]
+        if self.kv_dtype != defaults.kv_dtype:
+            words += ["--kv-dtype", self.kv_dtype]
+        if self.routing_skew != defaults.routing_skew:
+            words += ["--routing-skew", str(self.routing_skew)]
+        if self.skew is not None:
+            words.append("--skew" if self.skew else "--no-skew")
+        if self.pad_experts is not None:
+            words.append("--pad-experts" if self.pad_experts else "--no-pad-experts")
+        return shlex.join(words)
+
+
+def ask(options: Options) -> tuple[Question, ExecutionPath]:
+    """Check everything and build the question and the path; nothing has been simulated or written yet."""
+    machine = load_machine(options.machine)
+    architecture = load_architecture(options.model)
+    path = find_path(options.path, with_switches=options.with_switches, without=options.without)
+    layout = Layout(tp=options.tp, ep=options.ep, dp=options.dp, dcp=options.dcp)
+    check_layout(architecture, layout)
+    if options.kv_dtype not in KV_DTYPE_BYTES:
+        raise UserError(f"unknown KV cache type {options.kv_dtype!r}; accepted: {', '.join(KV_DTYPE_BYTES)}")
+    workload = Workload(concurrency=options.concurrency, context=options.context, kv_dtype=options.kv_dtype)  # type: ignore[arg-type]
+    check_workload(architecture, workload)
+    if not 0.0 <= options.routing_skew <= 4.0:
+        raise UserError(f"routing skew is {options.routing_skew}; accepted: 0 (uniform) to 4")
+    if not 0 <= options.seed < 2**31:
+        raise UserError(f"seed is {options.seed}; accepted: 0 to {2**31 - 1}")
+    if layout.num_gpus > machine.nvlink_domain_gpus and layout.tp > machine.nvlink_domain_gpus:
+        raise UserError(
+            f"tensor parallel {layout.tp} spans more than the {machine.nvlink_domain_gpus} GPUs of one NVLink domain "
+            f"of {machine.name}, and other networks are not modelled; use --tp {machine.nvlink_domain_gpus} or less, "
+            "or an NVL72 machine"
+        )
+    pads = path.pads_experts if options.pad_experts is None else options.pad_experts
+    check_fits(
+        architecture,
+        replace(layout, pad_experts=pads),
+        hbm_capacity_bytes=machine.hbm_capacity_bytes,
+        machine_name=machine.name,
+        concurrency=workload.concurrency,
+        context=workload.context,
+        kv_dtype=workload.kv_dtype,
+    )
+    skew = {None: Skew.EXPECTED, True: Skew.SAMPLED, False: Skew.OFF}[options.skew]
+    question = Question(
+        architecture=architecture,
+        layout=layout,
+        workload=workload,
+        machine=machine,
+        skew=skew,
+        seed=options.seed,
+        routing_skew=options.routing_skew,
+        pad_experts=options.pad_experts,
+        folded=skew is not Skew.SAMPLED,
+    )
+    return question, path
+
+
+def writable_folder(folder: str | Path) -> Path:
+    """Make the output folder; UserError when that or writing into it is not possible."""
+    import os
+
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the output folder {path}: {error.strerror}; give --out a folder") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UserError(f"the output folder {path} cannot be written; give --out a folder that can")
+    return path
+
+
+def parse_side(text: str, base: Options) -> Options:
+    """``key=value,key=value`` on top of ``base``, for one side of a comparison.
+
+    Keys are option names; ``with`` and ``without`` take switches joined by ``+``.
+    """
+    changes: dict[str, object] = {}
+    accepted = "machine, tp, ep, dp, dcp, path, with, without, concurrency, context, kv-dtype, model"
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, separator, value = item.partition("=")
+        if not separator:
+            raise UserError(f"{item!r} in side {text!r} is not key=value; accepted keys: {accepted}")
+        if key in ("tp", "ep", "dp", "dcp", "concurrency", "context"):
+            try:
+                changes[key] = int(value)
+            except ValueError:
+                raise UserError(f"{key} is {value!r} in side {text!r}; a whole number is accepted") from None
+        elif key in ("machine", "path", "model"):
+            changes[key] = value
+        elif key == "kv-dtype":
+            changes["kv_dtype"] = value
+        elif key in ("with", "without"):
+            names: Sequence[str] = [name for name in value.split("+") if name]
+            changes["with_switches" if key == "with" else "without"] = tuple(names)
+        else:
+            raise UserError(f"unknown key {key!r} in side {text!r}; accepted: {accepted}")
+    return replace(base, **changes)  # type: ignore[arg-type]

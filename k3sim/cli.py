@@ -1,0 +1,200 @@
+"""The command line. Exit status: 0 ok, 2 bad input (one line on standard error), 130 interrupted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from k3sim.ask import Options, ask, parse_side, writable_folder
+from k3sim.errors import UserError
+
+app = typer.Typer(
+    name="k3sim",
+    help="Predict where a Kimi K3 decode step waits, and what would remove it.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+Machine = Annotated[str, typer.Option(help="Machine profile: a name (see 'k3sim machines') or a JSON file.")]
+Tp = Annotated[int, typer.Option(help="Tensor parallel: 1 to 32, a power of two.")]
+Ep = Annotated[int, typer.Option(help="Expert parallel within the tensor-parallel group.")]
+Dp = Annotated[int, typer.Option(help="Data-parallel replicas that share the concurrency.")]
+Dcp = Annotated[int, typer.Option(help="Decode context parallel: ranks that share the KV cache.")]
+PathName = Annotated[str, typer.Option("--path", help="Execution path: stock, fused or persistent.")]
+With = Annotated[
+    list[str] | None,
+    typer.Option("--with", help="Switch of the fused path to have, starting from none (repeatable)."),
+]
+Without = Annotated[
+    list[str] | None,
+    typer.Option("--without", help="Switch of the fused path to leave out (repeatable)."),
+]
+Concurrency = Annotated[int, typer.Option(help="Requests decoded together, over all replicas.")]
+Context = Annotated[int, typer.Option(help="Cached tokens of each request.")]
+KvDtype = Annotated[str, typer.Option(help="KV cache type: fp8 or bf16.")]
+Seed = Annotated[int, typer.Option(help="Seed of the skew between ranks.")]
+SkewFlag = Annotated[
+    bool | None,
+    typer.Option(
+        "--skew/--no-skew",
+        help="Simulate all ranks with sampled skew, or none; by default one rank with the expected skew.",
+    ),
+]
+RoutingSkew = Annotated[float, typer.Option(help="Popularity exponent of the experts: 0 is uniform.")]
+PadExperts = Annotated[
+    bool | None,
+    typer.Option("--pad-experts/--no-pad-experts", help="Pad expert slices to 128; by default as the path does."),
+]
+Model = Annotated[str | None, typer.Option(help="A config.json of the same family in place of Kimi K3's.")]
+Out = Annotated[str, typer.Option(help="Folder for the files.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else there.")]
+
+
+def _options(**given: Any) -> Options:
+    given["with_switches"] = tuple(given.pop("with_") or ())
+    given["without"] = tuple(given["without"] or ())
+    return Options(**given)
+
+
+@app.command(epilog="Example: k3sim timeline --concurrency 1")
+def timeline(
+    machine: Machine = "gb300",
+    tp: Tp = 16,
+    ep: Ep = 1,
+    dp: Dp = 1,
+    dcp: Dcp = 1,
+    path: PathName = "fused",
+    with_: With = None,
+    without: Without = None,
+    concurrency: Concurrency = 1,
+    context: Context = 8192,
+    kv_dtype: KvDtype = "fp8",
+    seed: Seed = 0,
+    skew: SkewFlag = None,
+    routing_skew: RoutingSkew = 0.0,
+    pad_experts: PadExperts = None,
+    model: Model = None,
+    out: Out = "k3sim-out",
+    json_output: Json = False,
+) -> None:
+    """Predict one decode step: waits, HTML page, Perfetto trace, JSON."""
+    from k3sim import predict_options
+    from k3sim.report import dump_json
+
+    options = _options(
+        machine=machine, tp=tp, ep=ep, dp=dp, dcp=dcp, path=path, with_=with_, without=without,
+        concurrency=concurrency, context=context, kv_dtype=kv_dtype, seed=seed, skew=skew,
+        routing_skew=routing_skew, pad_experts=pad_experts, model=model,
+    )  # fmt: skip
+    ask(options)
+    folder = writable_folder(out)
+    report = predict_options(options)
+    files = report.write(folder)
+    if json_output:
+        sys.stdout.write(dump_json(report.to_dict(files)))
+    else:
+        from k3sim.tables import print_report
+
+        print_report(report, files)
+
+
+@app.command(epilog="Example: k3sim compare path=stock path=fused --machine gb200")
+def compare(
+    before: Annotated[str, typer.Argument(help="First side: key=value,... on top of the options.")],
+    after: Annotated[str, typer.Argument(help="Second side, likewise.")],
+    machine: Machine = "gb300",
+    tp: Tp = 16,
+    ep: Ep = 1,
+    dp: Dp = 1,
+    dcp: Dcp = 1,
+    path: PathName = "fused",
+    with_: With = None,
+    without: Without = None,
+    concurrency: Concurrency = 1,
+    context: Context = 8192,
+    kv_dtype: KvDtype = "fp8",
+    seed: Seed = 0,
+    skew: SkewFlag = None,
+    routing_skew: RoutingSkew = 0.0,
+    pad_experts: PadExperts = None,
+    model: Model = None,
+    out: Out = "k3sim-out",
+    json_output: Json = False,
+) -> None:
+    """Compare two paths, machines, layouts or switch sets, part by part."""
+    from k3sim.comparison import compare_options
+    from k3sim.report import dump_json
+
+    base = _options(
+        machine=machine, tp=tp, ep=ep, dp=dp, dcp=dcp, path=path, with_=with_, without=without,
+        concurrency=concurrency, context=context, kv_dtype=kv_dtype, seed=seed, skew=skew,
+        routing_skew=routing_skew, pad_experts=pad_experts, model=model,
+    )  # fmt: skip
+    sides = (parse_side(before, base), parse_side(after, base))
+    for side in sides:
+        ask(side)
+    folder = writable_folder(out)
+    comparison = compare_options(*sides, labels=(before, after))
+    files = comparison.write(folder)
+    if json_output:
+        sys.stdout.write(dump_json(comparison.to_dict(files)))
+    else:
+        from k3sim.tables import print_comparison
+
+        print_comparison(comparison, files)
+
+
+@app.command(epilog="Example: k3sim machines gb300")
+def machines(
+    name: Annotated[str | None, typer.Argument(help="Profile to show in full: a name or a JSON file.")] = None,
+    json_output: Json = False,
+) -> None:
+    """List machine profiles, or show one with unit, kind, interval and source of every value."""
+    from k3sim.report import dump_json
+    from k3sim.sim.machine import describe, load_machine, machine_names
+
+    names = machine_names() if name is None else [name]
+    loaded = [load_machine(one) for one in names]
+    if json_output:
+        document = {"machines": [{"name": one.name, "title": one.title, "values": describe(one)} for one in loaded]}
+        sys.stdout.write(dump_json(document))
+        return
+    from k3sim.tables import print_machine, print_machines
+
+    if name is None:
+        print_machines(loaded)
+    else:
+        print_machine(loaded[0])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: a mistake in the input is one line on standard error and exit status 2."""
+    try:
+        status = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+    except UserError as error:
+        _fail(str(error))
+    except typer.Abort:
+        raise SystemExit(130) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except typer.Exit as error:
+        raise SystemExit(error.exit_code) from None
+    except Exception as error:
+        if hasattr(error, "format_message"):  # usage errors of the command-line library
+            _fail(f"{error.format_message()}; see 'k3sim --help'")
+        raise
+    raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def _fail(message: str) -> None:
+    line = " ".join(message.split())
+    sys.stderr.write(f"k3sim: {line}\n")
+    raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

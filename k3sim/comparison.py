@@ -1,0 +1,117 @@
+"""Two predictions side by side: what the second waits for less, or more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from k3sim.ask import Options, ask
+from k3sim.report import SCHEMA_VERSION, _bar, _card, dump_json, summary
+from k3sim.sim.machine import describe
+from k3sim.sim.predict import Prediction, difference_us, predict
+from k3sim.sim.whole_file import write_whole_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One side of a comparison."""
+
+    label: str
+    options: Options
+    prediction: Prediction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Before and after."""
+
+    before: Side
+    after: Side
+
+    @property
+    def speedup(self) -> float:
+        return self.before.prediction.step_us / self.after.prediction.step_us
+
+    def to_dict(self, files: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """The JSON document; differences are after minus before, so waiting eliminated is negative."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "before": _side(self.before),
+            "after": _side(self.after),
+            "speedup": self.speedup,
+            "waits_delta_us": difference_us(self.before.prediction, self.after.prediction),
+            "files": dict(files or {}),
+        }
+
+    def write(self, folder: Path) -> dict[str, str]:
+        """Write compare.json, compare.html and compare.pftrace; returns kind -> path."""
+        from k3sim.sim.html_report import write_html_report
+        from k3sim.sim.perfetto_trace import write_perfetto_trace
+
+        files = {
+            "json": str(folder / "compare.json"),
+            "html": str(folder / "compare.html"),
+            "perfetto": str(folder / "compare.pftrace"),
+        }
+        timelines = {side.label: side.prediction.full for side in (self.before, self.after)}
+        write_whole_file(Path(files["json"]), dump_json(self.to_dict(files)).encode())
+        write_html_report(self.html_data(), timelines, Path(files["html"]))
+        write_perfetto_trace(timelines, Path(files["perfetto"]))
+        return files
+
+    def html_data(self) -> dict[str, Any]:
+        """What ``write_html_report`` draws."""
+        from k3sim import __version__
+
+        before, after = self.before.prediction, self.after.prediction
+        question = after.question
+        return {
+            "model": question.architecture.name,
+            "machine": " against ".join(dict.fromkeys(one.question.machine.title for one in (before, after))),
+            "layout": " against ".join(dict.fromkeys(one.question.layout.tag for one in (before, after))),
+            "concurrency": question.workload.concurrency,
+            "context": question.workload.context,
+            "main_path": self.after.label,
+            "paths": {side.label: _card(side.prediction, before) for side in (self.before, self.after)},
+            "waterfall": [
+                _bar(self.before.label, "total", before, None),
+                _bar("difference", "relative", after, before),
+                _bar(self.after.label, "total", after, None),
+            ],
+            "critical_path": [
+                {"stage": stage, "part": part.word, "us": duration_us}
+                for stage, part, duration_us in after.contributions()[:20]
+            ],
+            "command": f"k3sim compare {self.before.label!r} {self.after.label!r}",
+            "versions": {"k3sim": __version__},
+            "machine_values": describe(question.machine),
+        }
+
+
+def _side(side: Side) -> dict[str, Any]:
+    question = side.prediction.question
+    return {
+        "label": side.label,
+        "machine": question.machine.name,
+        "layout": question.layout.tag,
+        "path": side.prediction.path.name,
+        "switches": sorted(side.prediction.path.switches),
+        "concurrency": question.workload.concurrency,
+        "context": question.workload.context,
+        **summary(side.prediction),
+        "command": side.options.command(),
+    }
+
+
+def compare_options(before: Options, after: Options, *, labels: tuple[str, str]) -> Comparison:
+    """Predict both sides. Equal labels are told apart by a number."""
+    first, second = labels
+    if first == second:
+        first, second = f"{first} (1)", f"{second} (2)"
+    sides = []
+    for label, options in ((first or "defaults", before), (second or "defaults (2)", after)):
+        question, path = ask(options)
+        sides.append(Side(label=label, options=options, prediction=predict(question, path)))
+    return Comparison(before=sides[0], after=sides[1])

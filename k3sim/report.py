@@ -1,0 +1,269 @@
+"""The report of one question: predictions of every path, and the forms in which a reader gets them.
+
+``Report`` is what ``k3sim.predict`` returns; the command line prints it and writes its files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from k3sim.sim.machine import describe
+from k3sim.sim.predict import Prediction, Question, difference_us
+from k3sim.sim.timeline import PS_PER_US, Timeline
+from k3sim.sim.waits import Part
+from k3sim.sim.whole_file import write_whole_file
+
+if TYPE_CHECKING:
+    import pandas
+
+SCHEMA_VERSION = 1
+
+NOT_MODELLED = (
+    "prefill, scheduling and everything outside one decode step",
+    "speculative decoding (a step yields one token a user)",
+    "experts shared across data-parallel replicas, and dispatch and combine over them",
+    "power and clock changes during a step",
+    "bank and channel conflicts of HBM, refresh, and ECC beyond the measured read ceiling",
+    "placement of blocks on dies and GPCs: L2 latency is the mean of its two partitions",
+    "a rank that is slow for the whole step (paces vary kernel by kernel)",
+    "congestion by other jobs in the NVLink domain",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Predictions for one question.
+
+    main
+        the path that was asked for
+    stock, persistent
+        the paths beside it
+    ladder, leave_one_out
+        the fused path with switches added in turn, and with each taken away
+    command
+        the command line that reproduces it
+    """
+
+    main: Prediction
+    stock: Prediction
+    fused: Prediction
+    persistent: Prediction
+    ladder: tuple[tuple[str, Prediction], ...]
+    leave_one_out: tuple[tuple[str, Prediction], ...]
+    command: str
+
+    @property
+    def question(self) -> Question:
+        return self.main.question
+
+    @cached_property
+    def labelled(self) -> dict[str, Prediction]:
+        """Predictions by the label they have in reports, the main one first."""
+        name = self.main.path.name
+        if name == "fused" and self.main.path.switches != self.fused.path.switches:
+            name = "fused (" + (" + ".join(sorted(self.main.path.switches)) or "no switches") + ")"
+        paths = {name: self.main}
+        for label, prediction in (("stock", self.stock), ("fused", self.fused), ("persistent", self.persistent)):
+            paths.setdefault(label, prediction)
+        return paths
+
+    def frame(self) -> pandas.DataFrame:
+        """One row a kernel of the main path: rank, layer, kind, stage, stream, start_us, end_us, duration_us."""
+        import pandas
+
+        frame = pandas.DataFrame(stages(self.main.full))
+        frame["duration_us"] = frame["end_us"] - frame["start_us"]
+        return frame
+
+    def waits_frame(self) -> pandas.DataFrame:
+        """Microseconds of each part (rows) on each path (columns)."""
+        import pandas
+
+        columns = {label: prediction.waits_us for label, prediction in self.labelled.items()}
+        return pandas.DataFrame(columns, index=[part.value for part in Part]).dropna(how="all").fillna(0.0)
+
+    def to_dict(self, files: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """The JSON document; ``docs/json.md`` describes it."""
+        question, main = self.question, self.main
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "model": question.architecture.name,
+            "machine": question.machine.name,
+            "layout": question.layout.tag,
+            "path": main.path.name,
+            "switches": [switch for switch in main.path.switch_order if switch in main.path.switches],
+            "concurrency": question.workload.concurrency,
+            "context": question.workload.context,
+            "kv_dtype": question.workload.kv_dtype,
+            "seed": question.seed,
+            "skew": question.skew.value,
+            "routing_skew": question.routing_skew,
+            **summary(main),
+            "speedup_over_stock": self.stock.step_us / main.step_us,
+            "stock": summary(self.stock),
+            "fused": summary(self.fused),
+            "persistent": summary(self.persistent),
+            "switches_added": [
+                {"label": label, "step_us": prediction.step_us} for label, prediction in self.ladder
+            ],
+            "switches_removed": [
+                {
+                    "without": switch,
+                    "step_us": prediction.step_us,
+                    "cost_us": prediction.step_us - self.fused.step_us,
+                    "waits_delta_us": difference_us(self.fused, prediction),
+                }
+                for switch, prediction in self.leave_one_out
+            ],
+            "critical_path": [
+                {"stage": stage, "part": part.value, "us": duration_us}
+                for stage, part, duration_us in main.contributions()
+            ],
+            "stages": stages(main.full),
+            "command": self.command,
+            "machine_values": describe(question.machine),
+            "not_modelled": list(NOT_MODELLED),
+            "files": dict(files or {}),
+        }
+
+    def write(self, folder: Path) -> dict[str, str]:
+        """Write timeline.json, timeline.html, timeline.pftrace and stages.csv; returns kind -> path.
+
+        Each file is written whole or not at all. Raises UserError when the folder cannot be written.
+        """
+        from k3sim.sim.html_report import write_html_report
+        from k3sim.sim.perfetto_trace import write_perfetto_trace
+
+        files = {
+            "json": str(folder / "timeline.json"),
+            "html": str(folder / "timeline.html"),
+            "perfetto": str(folder / "timeline.pftrace"),
+            "stages": str(folder / "stages.csv"),
+        }
+        timelines = {label: prediction.full for label, prediction in self.labelled.items()}
+        write_whole_file(Path(files["json"]), dump_json(self.to_dict(files)).encode())
+        write_html_report(self.html_data(), timelines, Path(files["html"]))
+        write_perfetto_trace(timelines, Path(files["perfetto"]))
+        write_whole_file(Path(files["stages"]), _csv(stages(self.main.full)).encode())
+        return files
+
+    def html_data(self) -> dict[str, Any]:
+        """What ``write_html_report`` draws."""
+        from k3sim import __version__
+
+        question = self.question
+        mixers = [question.architecture.mixer(layer) for layer in range(question.architecture.num_layers)]
+        middle = len(mixers) // 2
+        return {
+            "model": question.architecture.name,
+            "machine": question.machine.title,
+            "layout": question.layout.tag,
+            "concurrency": question.workload.concurrency,
+            "context": question.workload.context,
+            "main_path": next(iter(self.labelled)),
+            "paths": {label: _card(prediction, self.stock) for label, prediction in self.labelled.items()},
+            "waterfall": _waterfall(self.ladder, self.fused, self.persistent),
+            "leave_one_out": [
+                {
+                    "without": switch,
+                    "step_us": prediction.step_us,
+                    "cost_us": prediction.step_us - self.fused.step_us,
+                }
+                for switch, prediction in self.leave_one_out
+            ],
+            "example_layers": {
+                mixer: next((layer for layer in range(middle, len(mixers)) if mixers[layer] == mixer), 0)
+                for mixer in ("kda", "mla")
+                if mixer in mixers
+            },
+            "critical_path": [
+                {"stage": stage, "part": part.word, "us": duration_us}
+                for stage, part, duration_us in self.main.contributions()[:20]
+            ],
+            "command": self.command,
+            "versions": {"k3sim": __version__},
+            "machine_values": describe(question.machine),
+            "not_modelled": list(NOT_MODELLED),
+        }
+
+
+def summary(prediction: Prediction) -> dict[str, Any]:
+    """The figures that every path has."""
+    return {
+        "step_us": prediction.step_us,
+        "tokens_per_second_per_user": prediction.tokens_per_second_per_user,
+        "floor_us": prediction.floor_us,
+        "hbm_busy_fraction": prediction.hbm_busy_fraction,
+        "waits_us": prediction.waits_us,
+    }
+
+
+def stages(timeline: Timeline) -> list[dict[str, Any]]:
+    """One entry a kernel, by rank and start."""
+    ordered = sorted(timeline.kernels, key=lambda run: (run.rank, run.start_ps, run.index))
+    return [
+        {
+            "rank": run.rank,
+            "layer": run.layer,
+            "kind": run.kind,
+            "stage": run.stage,
+            "stream": run.stream,
+            "start_us": run.start_ps / PS_PER_US,
+            "end_us": run.end_ps / PS_PER_US,
+        }
+        for run in ordered
+    ]
+
+
+def dump_json(document: Mapping[str, Any]) -> str:
+    """Compact enough to travel, stable byte for byte."""
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    lines = [",".join(rows[0])]
+    lines += [",".join(str(value) for value in row.values()) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _card(prediction: Prediction, stock: Prediction) -> dict[str, Any]:
+    return {
+        "step_us": prediction.step_us,
+        "tokens_per_s_per_user": prediction.tokens_per_second_per_user,
+        "speedup": stock.step_us / prediction.step_us,
+        "floor_us": prediction.floor_us,
+        "floor_fraction": prediction.floor_us / prediction.step_us,
+        "hbm_busy_fraction": prediction.hbm_busy_fraction,
+        "waits_us": {part.word: duration_ps / PS_PER_US for part, duration_ps in prediction.waits_ps.items()},
+    }
+
+
+def _waterfall(
+    ladder: tuple[tuple[str, Prediction], ...], fused: Prediction, persistent: Prediction
+) -> list[dict[str, Any]]:
+    first_label, before = ladder[0]
+    steps = [_bar(first_label, "total", before, None)]
+    for label, prediction in ladder[1:]:
+        steps.append(_bar(label, "relative", prediction, before))
+        before = prediction
+    steps.append(_bar("fused", "total", fused, None))
+    steps.append(_bar("one persistent program", "relative", persistent, fused))
+    steps.append(_bar("persistent", "total", persistent, None))
+    return steps
+
+
+def _bar(label: str, kind: str, prediction: Prediction, before: Prediction | None) -> dict[str, Any]:
+    words = {part.value: part.word for part in Part}
+    deltas = difference_us(before, prediction) if before else {}
+    return {
+        "label": label,
+        "kind": kind,
+        "step_us": prediction.step_us,
+        "delta_us": prediction.step_us - before.step_us if before else 0.0,
+        "waits_delta_us": {words[part]: value for part, value in deltas.items()},
+    }

@@ -1,0 +1,126 @@
+"""Plain-text tables of the command line: they survive being pasted into an issue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from k3sim.comparison import Comparison
+from k3sim.report import Report
+from k3sim.sim.machine import Machine, describe
+from k3sim.sim.predict import Prediction
+from k3sim.sim.waits import WORK_PARTS, Part
+
+
+def _console() -> Console:
+    # Without a terminal the width is fixed, so that a table is the same in every log.
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=110)
+
+
+def _table(*columns: str, left: int = 1) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for position, column in enumerate(columns):
+        table.add_column(column, justify="left" if position < left else "right", no_wrap=True)
+    return table
+
+
+def print_report(report: Report, files: Mapping[str, str]) -> None:
+    """Headline, waits by part, and what each switch is worth."""
+    console, question = _console(), report.question
+    console.print(
+        f"{question.architecture.name} on {question.machine.title}, {question.layout.tag}, "
+        f"concurrency {question.workload.concurrency}, context {question.workload.context}"
+    )
+    console.print()
+    headline = _table("path", "step us", "tok/s/user", "speed-up", "floor us", "of floor", "HBM busy")
+    for label, prediction in report.labelled.items():
+        headline.add_row(
+            label,
+            f"{prediction.step_us:,.1f}",
+            f"{prediction.tokens_per_second_per_user:.1f}",
+            f"{report.stock.step_us / prediction.step_us:.2f}x",
+            f"{prediction.floor_us:,.1f}",
+            f"{100 * prediction.floor_us / prediction.step_us:.0f} %",
+            f"{100 * prediction.hbm_busy_fraction:.0f} %",
+        )
+    console.print(headline)
+    console.print()
+    console.print(_waits(report.labelled))
+    console.print()
+    switches = _table("switch", "added in turn us", "removed from all four us")
+    before = report.stock
+    for (label, prediction), (_, removed) in zip(report.ladder[1:], report.leave_one_out, strict=True):
+        switches.add_row(
+            label.removeprefix("+ "),
+            f"{prediction.step_us - before.step_us:+,.1f}",
+            f"{removed.step_us - report.fused.step_us:+,.1f}",
+        )
+        before = prediction
+    console.print(switches)
+    _print_files(console, files)
+
+
+def print_comparison(comparison: Comparison, files: Mapping[str, str]) -> None:
+    """Both sides, part by part, and the difference."""
+    console = _console()
+    before, after = comparison.before, comparison.after
+    table = _table("part", before.label, after.label, "difference us")
+    for part in Part:
+        values = [side.prediction.waits_ps.get(part, 0) / 1e6 for side in (before, after)]
+        if any(values):
+            table.add_row(part.word, f"{values[0]:,.1f}", f"{values[1]:,.1f}", f"{values[1] - values[0]:+,.1f}")
+    steps = (before.prediction.step_us, after.prediction.step_us)
+    table.add_row("step", f"{steps[0]:,.1f}", f"{steps[1]:,.1f}", f"{steps[1] - steps[0]:+,.1f}")
+    console.print(table)
+    console.print(f"\n{after.label}: {comparison.speedup:.3f}x as fast as {before.label}")
+    _print_files(console, files)
+
+
+def print_machines(machines: Sequence[Machine]) -> None:
+    """One line a profile."""
+    table = _table("name", "title", "SMs", "HBM GB", "HBM TB/s", "L2 MB", "NVLink GB/s", "domain", left=2)
+    for machine in machines:
+        table.add_row(
+            machine.name,
+            machine.title,
+            str(machine.num_sms),
+            f"{machine.hbm_capacity_bytes / 1e9:.0f}",
+            f"{machine.hbm_read_bytes_per_s / 1e12:.2f}",
+            f"{machine.l2_capacity_bytes / 1e6:.0f}",
+            f"{machine.nvlink_egress_bytes_per_s / 1e9:.0f}",
+            str(machine.nvlink_domain_gpus),
+        )
+    _console().print(table)
+
+
+def print_machine(machine: Machine) -> None:
+    """Every value of a profile with where it comes from."""
+    console = _console()
+    console.print(machine.title)
+    for row in describe(machine):
+        value = row["value"]
+        shown = f"{len(value)} points" if isinstance(value, (list, tuple)) else f"{value:g}" if isinstance(
+            value, float
+        ) else str(value)
+        console.print(f"\n{row['field']} = {shown} {row['unit']}  ({row['kind']}, {row['low']:g} to {row['high']:g})")
+        console.print(f"    {row['source']}", soft_wrap=True)
+
+
+def _waits(paths: Mapping[str, Prediction]) -> Table:
+    table = _table("where the step goes (us)", *paths)
+    for part in Part:
+        values = [prediction.waits_ps.get(part, 0) / 1e6 for prediction in paths.values()]
+        if any(values):
+            label = part.word if part in WORK_PARTS else f"wait: {part.word}"
+            table.add_row(label, *(f"{value:,.1f}" for value in values))
+    table.add_row("step", *(f"{prediction.step_us:,.1f}" for prediction in paths.values()))
+    return table
+
+
+def _print_files(console: Console, files: Mapping[str, str]) -> None:
+    console.print()
+    for kind, path in files.items():
+        console.print(f"{kind:9} {path}", soft_wrap=True)

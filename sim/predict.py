@@ -1,0 +1,174 @@
+"""From a question to a prediction: program, simulation, waits, floor.
+
+One call predicts one path; ``ladder`` predicts what each switch of the fused path is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from k3sim.kernels.costs import work_of
+from k3sim.model.architecture import Architecture
+from k3sim.model.layout import Layout, Workload
+from k3sim.model.paths import SWITCHES, Path, find_path
+from k3sim.model.program import Program, build_program
+from k3sim.sim.engine import simulate
+from k3sim.sim.fold import Cell, Fold, cells, expand, fold_layers, folded_step_ps
+from k3sim.sim.machine import Machine
+from k3sim.sim.skew import Skew
+from k3sim.sim.timeline import PS_PER_US, Timeline
+from k3sim.sim.waits import Part, Segment, critical_path, cut, waits_ps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is predicted: everything but the path."""
+
+    architecture: Architecture
+    layout: Layout
+    workload: Workload
+    machine: Machine
+    skew: Skew = Skew.EXPECTED
+    seed: int = 0
+    routing_skew: float = 0.0
+    pad_experts: bool | None = None  # None: as the path does it
+    folded: bool = True
+
+    def expected(self) -> Question:
+        """The same question with the mean of the skew in place of its sample: one rank, folded."""
+        if self.skew is not Skew.SAMPLED:
+            return self
+        return replace(self, skew=Skew.EXPECTED, folded=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One path's step. ``timeline`` is as simulated, with fewer layers when folded; ``full`` has all of them."""
+
+    question: Question
+    path: Path
+    timeline: Timeline
+    cells: tuple[Cell, ...]
+    segments: tuple[Segment, ...]
+    moved_bytes: int  # HBM bytes of one rank and step when L2 holds nothing
+
+    @cached_property
+    def step_ps(self) -> int:
+        return folded_step_ps(list(self.cells))
+
+    @property
+    def step_us(self) -> float:
+        return self.step_ps / PS_PER_US
+
+    @property
+    def tokens_per_second_per_user(self) -> float:
+        """One token a step and user: no speculation."""
+        return 1e6 / self.step_us
+
+    @cached_property
+    def waits_ps(self) -> dict[Part, int]:
+        """Picoseconds of each part; they sum to ``step_ps`` exactly."""
+        totals: dict[Part, int] = {}
+        for cell in self.cells:
+            for part, duration_ps in waits_ps(cut(self.segments, cell.start_ps, cell.end_ps)).items():
+                totals[part] = totals.get(part, 0) + duration_ps * len(cell.stands_for)
+        return {part: totals[part] for part in Part if part in totals}
+
+    @property
+    def waits_us(self) -> dict[str, float]:
+        return {part.value: duration_ps / PS_PER_US for part, duration_ps in self.waits_ps.items()}
+
+    @property
+    def floor_us(self) -> float:
+        """Time of the path's bytes at the HBM rate that a read-only stream reaches."""
+        return self.moved_bytes / self.question.machine.hbm_read_bytes_per_s * 1e6
+
+    @cached_property
+    def hbm_busy_fraction(self) -> float:
+        """HBM bytes that moved on the critical rank over what its ceiling could have moved in the step."""
+        rank = self.timeline.critical_rank
+        counter = next(one for one in self.timeline.counters if one.rank == rank and one.resource == "hbm")
+        moved = sum(
+            (counter.bytes_until(cell.end_ps) - counter.bytes_until(cell.start_ps)) * len(cell.stands_for)
+            for cell in self.cells
+        )
+        return moved / (counter.capacity_bytes_per_us * self.step_us)
+
+    @cached_property
+    def full(self) -> Timeline:
+        """The timeline of all layers."""
+        return expand(self.timeline, list(self.cells)) if self.question.folded else self.timeline
+
+    def contributions(self) -> list[tuple[str, Part, float]]:
+        """(stage, part, microseconds of the step) along the critical path, largest first."""
+        runs = {run.index: run for run in self.timeline.kernels}
+        totals: dict[tuple[str, Part], int] = {}
+        for cell in self.cells:
+            for one in cut(self.segments, cell.start_ps, cell.end_ps):
+                stage = runs[one.kernel].stage if one.kernel in runs else "host"
+                key = (stage, one.part)
+                totals[key] = totals.get(key, 0) + (one.end_ps - one.start_ps) * len(cell.stands_for)
+        ordered = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
+        return [(stage, part, duration_ps / PS_PER_US) for (stage, part), duration_ps in ordered]
+
+
+def predict(question: Question, path: Path) -> Prediction:
+    """Simulate one path."""
+    pads = path.pads_experts if question.pad_experts is None else question.pad_experts
+    layout = replace(question.layout, pad_experts=pads)
+    fold: Fold | None = None
+    if question.folded and question.skew is not Skew.SAMPLED:
+        fold = fold_layers(question.architecture)
+    program = build_program(
+        question.architecture,
+        layout,
+        question.workload,
+        path,
+        routing_skew=question.routing_skew,
+        only_layers=fold.layers if fold else None,
+    )
+    timeline = simulate(program, question.machine, skew=question.skew, seed=question.seed)
+    return Prediction(
+        question=question,
+        path=path,
+        timeline=timeline,
+        cells=tuple(cells(timeline, fold)),
+        segments=tuple(critical_path(timeline)),
+        moved_bytes=_moved_bytes(program, fold),
+    )
+
+
+def _moved_bytes(program: Program, fold: Fold | None) -> int:
+    count: dict[int, int] = {}
+    if fold is not None:
+        for layer in fold.representative:
+            count[layer] = count.get(layer, 0) + 1
+    total = 0
+    for call in program.calls:
+        if call.operator not in ("host", "l2_prefetch.bulk"):
+            total += work_of(call.operator, call.weights, call.shape).moved_bytes() * count.get(call.layer, 1)
+    return total
+
+
+def ladder(question: Question) -> list[tuple[str, Prediction]]:
+    """``stock``, then each switch added in turn, ending with the full fused path."""
+    steps = [("stock", predict(question, find_path("stock")))]
+    for count in range(1, len(SWITCHES) + 1):
+        path = find_path("fused", with_switches=SWITCHES[:count])
+        steps.append((f"+ {SWITCHES[count - 1]}", predict(question, path)))
+    return steps
+
+
+def leave_one_out(question: Question) -> list[tuple[str, Prediction]]:
+    """The full fused path with each switch taken away."""
+    return [(switch, predict(question, find_path("fused", without=(switch,)))) for switch in SWITCHES]
+
+
+def difference_us(before: Prediction, after: Prediction) -> dict[str, float]:
+    """Microseconds of each part that ``after`` has more (negative: waiting eliminated)."""
+    parts: Sequence[Part] = [part for part in Part if part in before.waits_ps or part in after.waits_ps]
+    return {
+        part.value: (after.waits_ps.get(part, 0) - before.waits_ps.get(part, 0)) / PS_PER_US for part in parts
+    }
