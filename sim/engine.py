@@ -135,9 +135,8 @@ class _Engine:
         for call in calls:
             state = self.states[rank, call.index]
             early = call.launch in ("pdl", "task") and previous is not None
-            # A cross-stream edge is a full one: the node starts when its predecessors have completed. A task
-            # has no launch to hold back, it reads counters when it needs the data.
-            before = [] if call.launch == "task" else [self.states[rank, index] for index in call.after]
+            # A cross-stream edge is a full one: the node starts when its predecessors have completed.
+            before = [self.states[rank, index] for index in call.after]
             if previous is not None and not early:
                 before.append(previous)
             for needed in before:
@@ -172,16 +171,16 @@ class _Engine:
             yield from self.host(call, state, cause_index)
             return
         pace = self.paces.pace(rank, call.index) if self.skew is Skew.SAMPLED else 1.0
-        held = None
-        if call.launch != "task":
-            if held_back and cause is not None and not cause.is_host:
-                yield env.timeout(self.flush_ps)
-                self.span(run, Phase.RELEASE, cause_index, now)
-            held = gpu.slots.footprint(work)
-            granted = gpu.slots.acquire(held)
-            if granted is not None:
-                yield granted
-                self.span(run, Phase.SM_SLOTS, cause_index, now)
+        launches = call.launch != "task"
+        if launches and held_back and cause is not None and not cause.is_host:
+            yield env.timeout(self.flush_ps)
+            self.span(run, Phase.RELEASE, cause_index, now)
+        held = gpu.slots.footprint(work)
+        granted = gpu.slots.acquire(held)
+        if granted is not None:
+            yield granted
+            self.span(run, Phase.SM_SLOTS, cause_index, now)
+        if launches:
             # The first wave: later blocks are dispatched while earlier ones run.
             dispatch_ps = picoseconds(held.blocks * self.machine.block_dispatch_s)
             yield env.timeout(self.launch_ps + dispatch_ps)
@@ -189,18 +188,20 @@ class _Engine:
         if call.trigger == "start":
             self.trigger(state)
 
-        footprint = held or gpu.slots.footprint(work)
         if call.operator == "l2_prefetch.bulk":
             yield from self.prefetch(gpu, run, work)
             self.finish(rank, state, held, causes)
             return
-        room = _Room(gpu, run, work, footprint.blocks, pace)
-        early = self.start_early(room, work.passes[0])
+        room = _Room(gpu, run, work, held.blocks, pace)
+        # The first pass that streams may be asked for at once, whatever the passes before it wait for.
+        first = next((position for position, one in enumerate(work.passes) if one.reads), 0)
+        both_ways = call.index in call.receives
+        ahead: dict[int, _Stream | None] = {first: self.start_early(room, work.passes[first])}
 
         # Dependency: the stream's predecessor, unless all data comes through buffers that peers fill.
         polls = tuple(index for index in call.receives if index != call.index)
         needed = [previous] if previous is not None and call.launch != "graph" and not polls else []
-        if call.launch == "task":
+        if not launches:
             needed += [self.states[rank, index] for index in call.after]
         last: _State | None = None
         for one in needed:
@@ -211,8 +212,8 @@ class _Engine:
         if last is not None:
             causes.append(last.run.index)
             self.span(run, Phase.DEPENDENCY, last.run.index, last.run.end_ps)
-            settle_ps = self.handoff_ps if call.launch == "task" else self.flush_ps
-            phase = Phase.REDUCE if call.launch == "task" else Phase.RELEASE
+            settle_ps = self.flush_ps if launches else self.handoff_ps
+            phase = Phase.RELEASE if launches else Phase.REDUCE
             left_ps = last.run.end_ps + settle_ps - int(env.now)
             if left_ps > 0 and not last.is_host:
                 yield env.timeout(left_ps)
@@ -223,16 +224,15 @@ class _Engine:
             yield from self.poll(rank, run, self.fabric.exchange(index, sender.group_size), self.states[rank, index])
 
         begun_ps = int(env.now)
-        both_ways = call.index in call.receives
         for position, one in enumerate(work.passes):
             if both_ways and position == 1:
                 yield from self.exchange_inside(rank, call, state, work)
-                early = self.start_early(room, one)
-            following = work.passes[position + 1] if position + 1 < len(work.passes) else None
-            early = yield from self.one_pass(
-                room, one, None if both_ways else following, early,
-                state if call.trigger == "stream" and following is None else None,
-            )
+            is_last = position + 1 == len(work.passes)
+            triggers = state if call.trigger == "stream" and is_last else None
+            yield from self.stream_pass(room, one, ahead.get(position), triggers)
+            if not is_last and position + 1 not in ahead:
+                ahead[position + 1] = self.start_early(room, work.passes[position + 1])
+            yield from self.reduce_pass(room, one)
         if both_ways and len(work.passes) == 1:
             yield from self.exchange_inside(rank, call, state, work)
         if call.sends and not both_ways:
@@ -265,11 +265,8 @@ class _Engine:
                 yield gpu.memory.prefetch(read.region, read.num_bytes, limit)
         self.span(run, Phase.WEIGHTS, -1, -1)
 
-    def one_pass(
-        self, room: _Room, one: Pass, following: Pass | None, early: _Stream | None, triggers: _State | None
-    ) -> Generator[simpy.Event, Any, _Stream | None]:
-        """Dependent loads, stream beside arithmetic, reductions and barriers; returns what the next pass has
-        loaded ahead."""
+    def stream_pass(self, room: _Room, one: Pass, early: _Stream | None, triggers: _State | None) -> Steps:
+        """Dependent loads, then the stream beside the arithmetic."""
         env, gpu, run, pace = self.env, room.gpu, room.run, room.pace
         limit = self.limit(room, one)
         loads_ps = 0
@@ -309,14 +306,15 @@ class _Engine:
             self.span(run, Phase.COMPUTE, -1, -1)
         if triggers is not None:
             self.trigger(triggers)
-        ahead = self.start_early(room, following) if following is not None else None
-        reduce_ps = round(pace * one.num_block_reductions * self.reduction_ps)
-        barrier_ps = round(pace * one.num_barriers * self.barrier_ps[one.barrier])
+
+    def reduce_pass(self, room: _Room, one: Pass) -> Steps:
+        """Reductions within blocks, then barriers between them."""
+        reduce_ps = round(room.pace * one.num_block_reductions * self.reduction_ps)
+        barrier_ps = round(room.pace * one.num_barriers * self.barrier_ps[one.barrier])
         if reduce_ps + barrier_ps:
-            yield env.timeout(reduce_ps + barrier_ps)
-            self.span(run, Phase.LATENCY, -1, -1, length_ps=reduce_ps)
-            self.span(run, Phase.REDUCE, -1, -1)
-        return ahead
+            yield self.env.timeout(reduce_ps + barrier_ps)
+            self.span(room.run, Phase.LATENCY, -1, -1, length_ps=reduce_ps)
+            self.span(room.run, Phase.REDUCE, -1, -1)
 
     # -- streams ----------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from k3sim.kernels.skinny_gemv.cost import column_pair, ring
 from k3sim.kernels.work import Barrier, Pass, Work
@@ -55,9 +56,29 @@ def reduce_pull(
 def up(weights: Sequence[Weight], *, rows: int) -> Work:
     """Column shard of the up-projection plus the shared expert's slice, sent to every peer."""
     work = column_pair(weights, rows=rows)
-    return Work(**{**vars(work), "sent_bytes_per_peer": rows * weights[0].num_outputs * BF16_BYTES})
+    return replace(work, sent_bytes_per_peer=rows * weights[0].num_outputs * BF16_BYTES)
 
 
 def up_ring(weights: Sequence[Weight], *, rows: int) -> Work:
     """``up`` with the shard loaded before the dependency wait."""
     return ring(weights, rows=rows, sent_bytes_per_peer=rows * weights[0].num_outputs * BF16_BYTES)
+
+
+def send(
+    weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int, expert_rows: int
+) -> Work:
+    """First half of ``reduce_push`` as a task: sum this rank's parts and push them; ``up_after_sum`` polls."""
+    work = reduce_push(weights, rows=rows, hidden=hidden, latent=latent, ranks=ranks, expert_rows=expert_rows)
+    return replace(work, passes=work.passes[:1])
+
+
+def up_after_sum(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int) -> Work:
+    """Second half: every block sums the slots and normalises the latent itself, then ``up_ring``."""
+    work = up_ring(weights, rows=rows)
+    total = Pass(
+        num_dependent_loads=1,
+        input_bytes_per_block=rows * ranks * latent * BF16_BYTES,
+        num_block_reductions=1,
+    )
+    multiply = replace(work.passes[0], num_dependent_loads=0, input_bytes_per_block=0)
+    return replace(work, passes=(total, multiply))

@@ -117,3 +117,19 @@ def resident(weights: Sequence[Weight], *, rows: int, sent_bytes_per_row: int = 
     if rows > MAX_CUDA_CORE_ROWS:
         return work
     return replace(work, smem_bytes_per_block=2 * RING_BYTES, bytes_in_flight_per_block=2 * RING_BYTES)
+
+
+def resident_after_combine(weights: Sequence[Weight], *, rows: int, hidden: int) -> Work:
+    """``resident`` whose blocks each finish the attention residual themselves, so that no hand-over is needed.
+
+    A block reads the arrived row, the prefix and the prepared snapshot part; a logit and an RMSNorm are the two
+    reductions. Repeating this on every SM costs three rows of L2 reads, less than one counter.
+    """
+    work = resident(weights, rows=rows)
+    combine = Pass(
+        num_dependent_loads=1,
+        input_bytes_per_block=3 * rows * hidden * BF16_BYTES,
+        num_block_reductions=2,
+    )
+    multiply = replace(work.passes[0], num_dependent_loads=0, input_bytes_per_block=0)
+    return replace(work, passes=(combine, multiply, *work.passes[1:]))
