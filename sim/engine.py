@@ -178,8 +178,8 @@ class _Engine:
         held = gpu.slots.footprint(work)
         granted = gpu.slots.acquire(held)
         if granted is not None:
-            yield granted
-            self.span(run, Phase.SM_SLOTS, cause_index, now)
+            left_by = yield granted
+            self.span(run, Phase.SM_SLOTS, left_by, int(env.now))
         if launches:
             # The first wave: later blocks are dispatched while earlier ones run.
             dispatch_ps = picoseconds(held.blocks * self.machine.block_dispatch_s)
@@ -276,7 +276,7 @@ class _Engine:
         loads_ps += round(pace * one.num_tensor_core_setups * self.setup_ps)
         stream, rest = _Stream(), self.late_reads(one, early)
         # A cold stream waits for its first bytes; filling a tensor-core pipeline is part of its set-up.
-        cold = early is None and bool(rest or one.written_bytes) and not one.num_tensor_core_setups
+        cold = early is None and bool(rest) and not one.num_tensor_core_setups
         ramp_ps = self.hbm_latency_ps if cold else 0
         if loads_ps + ramp_ps:
             yield env.timeout(loads_ps + ramp_ps)
@@ -286,9 +286,9 @@ class _Engine:
         for read, num_bytes in rest:
             self.start(gpu, stream, read, num_bytes, limit)
         if one.written_bytes:
-            self.note_end(stream, gpu.memory.write(one.written_bytes, limit), "hbm_end_ps")
-            stream.hbm_bytes += one.written_bytes
-            stream.kv_state_bytes += one.written_bytes
+            # Stores are posted: they share HBM with what is read, and nobody waits for their end.
+            gpu.memory.write(one.written_bytes, limit)
+            run.hbm_bytes += one.written_bytes
         for part in stream.parts:
             if not part.processed:
                 yield part
@@ -515,7 +515,7 @@ class _Engine:
         state.run.causes = tuple(dict.fromkeys(causes))
         self.trigger(state)
         if held is not None:
-            self.gpus[rank].slots.release(held)
+            self.gpus[rank].slots.release(held, state.run.index)
         state.done.succeed()
 
     def run(self) -> Timeline:

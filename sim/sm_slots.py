@@ -58,15 +58,15 @@ class SmSlots:
         self._waiting.append((wanted, granted))
         return granted
 
-    def release(self, held: Footprint) -> None:
-        """Give room back; whoever waits and fits gets it, the longest waiting first."""
+    def release(self, held: Footprint, by: int) -> None:
+        """Give room back; whoever waits and fits gets it, the longest waiting first, and learns who left."""
         self._free_smem += held.smem_bytes
         self._free_threads += held.threads
         still: list[tuple[Footprint, simpy.Event]] = []
         for wanted, granted in self._waiting:
             if self._fits(wanted):
                 self._take(wanted)
-                granted.succeed()
+                granted.succeed(by)
             else:
                 still.append((wanted, granted))
         self._waiting = still

@@ -129,7 +129,10 @@ def _walk_kernel(run: KernelRun, runs: Mapping[int, KernelRun], now: int, attrib
             attribute(max(0, span.cause_ps), part, run.index)
             return cause, min(now, span.cause_ps)
         part = _PART_OF_PHASE[span.phase]
-        if run.stream not in ("main", "host") and span.phase is Phase.SM_SLOTS:
+        if span.phase is Phase.SM_SLOTS:
+            if run.stream == "main" and span.cause in runs:
+                # The room was held by a kernel that did its own part of the step: go on with what that one did.
+                return runs[span.cause], min(now, span.cause_ps)
             part = Part.SIDE_STREAM
         attribute(span.start_ps, part, run.index)
         now = min(now, span.start_ps)

@@ -67,6 +67,8 @@ def cluster(
                     *_state_reads(rows, state_bytes, conv_state_bytes, conv_weight_bytes),
                     *(Read(region=one.region, num_bytes=one.num_bytes, early=True) for one in weights),
                 ),
+                # Written after the update, but the two streams overlap block by block when there are many rows.
+                written_bytes=rows * (state_bytes + conv_state_bytes),
                 flops=sum(2.0 * rows * one.num_outputs * one.depth for one in weights),
                 num_block_reductions=2,  # the gate's dot products, L2 norms of q and k
                 barrier=Barrier.CLUSTER,  # each block projects a share of the gate and of q, k
@@ -74,7 +76,6 @@ def cluster(
             ),
             Pass(
                 num_dependent_loads=1,  # output gate
-                written_bytes=rows * (state_bytes + conv_state_bytes),
                 flops=STATE_FLOPS_PER_ELEMENT * rows * state_bytes / 4,
                 num_block_reductions=3,  # k S, q S, sum of squares
                 barrier=Barrier.CLUSTER,
