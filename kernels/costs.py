@@ -60,6 +60,7 @@ COSTS: Mapping[str, CostFunction] = {
     "unfused.embedding": unfused.embedding,
     "unfused.gated_norm": unfused.gated_norm,
     "unfused.norm": unfused.norm,
+    "unfused.permutation": unfused.permutation,
     "unfused.poll": unfused.poll,
     "unfused.quantise": unfused.quantise,
     "unfused.query_and_cache": unfused.query_and_cache,

@@ -161,6 +161,7 @@ MOE_ROWS = (
     _row("moe.quantise", "unfused.quantise", {"rows": "rows", "width": "latent"}, off=(SIZE, ROUTE),
          after=("moe.latent_down",)),
     _row("moe.routing", "router_topk.gather_select", SELECT, on=(ROUTE,), off=(SIZE,), receives=("route",), **PUBLIC),
+    _row("moe.permutation", "unfused.permutation", {"rows": "rows", "experts": "experts"}, off=(SIZE,), launch="pdl"),
     _row("moe.experts_1", "expert_gemv.gemm1", {**EXPERTS, "width": "expert_width"}, weights=("moe.expert_w13",),
          off=(SIZE,), launch="pdl"),
     _row("moe.experts_2", "expert_gemv.gemm2", {**EXPERTS, "latent": "latent"}, weights=("moe.expert_w2",),

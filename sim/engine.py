@@ -56,6 +56,7 @@ class _Stream:
     parts: list[simpy.Event] = field(default_factory=list)
     through: simpy.Event | None = None
     budget: int = 0
+    began_ps: int = 0
 
     def add(self, other: _Stream) -> None:
         self.hbm_bytes += other.hbm_bytes
@@ -273,7 +274,11 @@ class _Engine:
         if one.num_dependent_loads or one.input_bytes_per_block:
             input_ps = round(one.input_bytes_per_block * 1e12 / self.machine.l2_bytes_per_s_per_sm)
             loads_ps = round(pace * (one.num_dependent_loads * gpu.memory.latency_ps() + input_ps))
-        loads_ps += round(pace * one.num_tensor_core_setups * self.setup_ps)
+        setup_ps = round(pace * one.num_tensor_core_setups * self.setup_ps)
+        if early is not None:
+            # The set-up began with the early reads; what is left of it shows only if the loads are shorter.
+            setup_ps = max(0, early.began_ps + setup_ps - int(env.now) - loads_ps)
+        loads_ps += setup_ps
         stream, rest = _Stream(), self.late_reads(one, early)
         # A cold stream waits for its first bytes; filling a tensor-core pipeline is part of its set-up.
         cold = early is None and bool(rest) and not one.num_tensor_core_setups
@@ -337,7 +342,7 @@ class _Engine:
         reads = [read for read in one.reads if read.early and read.num_bytes]
         if not reads:
             return None
-        stream = _Stream(through=simpy.Event(self.env), budget=budget)
+        stream = _Stream(through=simpy.Event(self.env), budget=budget, began_ps=int(self.env.now))
         waiting = 0
 
         def part_done(_: simpy.Event) -> None:

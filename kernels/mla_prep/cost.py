@@ -29,7 +29,7 @@ def fused(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int
                 num_dependent_loads=1,
                 input_bytes_per_block=rows * q_b.depth * BF16_BYTES,
                 reads=(Read(region=q_b.region, num_bytes=q_b.num_bytes, early=True),),
-                flops=2.0 * (rows + 1) * q_b.num_outputs * q_b.depth,
+                flops=2.0 * (1 + 3.5 * rows) * q_b.num_outputs * q_b.depth,  # as in skinny_gemv
                 num_block_reductions=2,  # norm, projection
                 barrier=Barrier.CLUSTER,
                 num_barriers=1,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from k3sim.kernels.work import Pass, Read, ReadKind, Work
+from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
@@ -110,8 +110,20 @@ def quantise(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
 
 
 def routing(weights: Sequence[Weight], *, rows: int, experts: int) -> Work:
-    """Sigmoid, bias, top-16 and the permutation of tokens by expert: selection rounds, then a prefix sum."""
-    return _small(num_blocks=rows, loads=2, input_bytes_per_block=experts * 4, reductions=8 + 2)
+    """Sigmoid, bias and top-16: selection rounds, then the renormalisation."""
+    return _small(num_blocks=rows, loads=2, input_bytes_per_block=experts * 4, reductions=8 + 1)
+
+
+def permutation(weights: Sequence[Weight], *, rows: int, experts: int) -> Work:
+    """Tokens grouped by expert for the grouped GEMMs: the second kernel of the public routing.
+
+    One cluster of eight blocks: counts by expert, a prefix sum over them, and the indices, a cluster barrier after
+    each (NVIDIA/TensorRT-LLM's routing launches its selection and its cluster index kernel one after the other).
+    """
+    sweep = Pass(num_block_reductions=1, barrier=Barrier.CLUSTER, num_barriers=1)
+    return _small(
+        num_blocks=8, loads=2, input_bytes_per_block=rows * 16 * 8, reductions=1, then=(sweep, sweep, sweep)
+    )
 
 
 def batched_gemm(weights: Sequence[Weight], *, rows: int) -> Work:
