@@ -58,12 +58,14 @@ class _Stream:
     budget: int = 0
     began_ps: int = 0
 
-    def add(self, other: _Stream) -> None:
-        self.hbm_bytes += other.hbm_bytes
-        self.l2_bytes += other.l2_bytes
-        self.kv_state_bytes += other.kv_state_bytes
-        self.hbm_end_ps = max(self.hbm_end_ps, other.hbm_end_ps)
-        self.l2_end_ps = max(self.l2_end_ps, other.l2_end_ps)
+    def expose(self, ahead: _Stream, first_ps: int, start_ps: int) -> None:
+        """Count in of what was started ahead what came after ``start_ps``, evenly from ``first_ps`` on."""
+        if ahead.hbm_end_ps > start_ps:
+            exposed_ps, whole_ps = ahead.hbm_end_ps - max(first_ps, start_ps), ahead.hbm_end_ps - first_ps
+            self.hbm_bytes += ahead.hbm_bytes * exposed_ps // whole_ps
+            self.kv_state_bytes += ahead.kv_state_bytes * exposed_ps // whole_ps
+        self.hbm_end_ps = max(self.hbm_end_ps, ahead.hbm_end_ps)
+        self.l2_end_ps = max(self.l2_end_ps, ahead.l2_end_ps)
 
 
 class _Gpu:
@@ -222,7 +224,9 @@ class _Engine:
         for index in polls:
             sender = self.program.calls[index]
             causes.append(self.states[rank, index].run.index)
-            yield from self.poll(rank, run, self.fabric.exchange(index, sender.group_size), self.states[rank, index])
+            yield from self.poll(
+                rank, run, self.fabric.exchange(index, rank, sender.group_size), self.states[rank, index]
+            )
 
         begun_ps = int(env.now)
         for position, one in enumerate(work.passes):
@@ -238,7 +242,7 @@ class _Engine:
             yield from self.exchange_inside(rank, call, state, work)
         if call.sends and not both_ways:
             sent_ps = int(env.now)
-            exchange = self.fabric.exchange(call.index, call.group_size)
+            exchange = self.fabric.exchange(call.index, rank, call.group_size)
             yield self.fabric.push(rank, exchange, work.sent_bytes_per_peer)
             self.span(run, Phase.SEND, -1, sent_ps)
             run.sent_bytes = self.fabric.sent_bytes(work.sent_bytes_per_peer, call.group_size)
@@ -262,8 +266,7 @@ class _Engine:
         limit = gpu.memory.limit(work.num_blocks, work.num_blocks, work.bytes_in_flight_per_block)
         for one in work.passes:
             for read in one.reads:
-                run.hbm_bytes += read.num_bytes - gpu.memory.l2.resident(read.region)
-                yield gpu.memory.prefetch(read.region, read.num_bytes, limit)
+                run.hbm_bytes += yield gpu.memory.prefetch(read.region, read.num_bytes, limit)
         self.span(run, Phase.WEIGHTS, -1, -1)
 
     def stream_pass(self, room: _Room, one: Pass, early: _Stream | None, triggers: _State | None) -> Steps:
@@ -287,7 +290,7 @@ class _Engine:
             yield env.timeout(loads_ps + ramp_ps)
             self.span(run, Phase.LATENCY, -1, -1, length_ps=loads_ps)
             self.span(run, Phase.RAMP, -1, -1)
-        start_ps = int(env.now)
+        start_ps = stream_start_ps = int(env.now)
         for read, num_bytes in rest:
             self.start(gpu, stream, read, num_bytes, limit)
         if one.written_bytes:
@@ -297,13 +300,20 @@ class _Engine:
         for part in stream.parts:
             if not part.processed:
                 yield part
+        run.hbm_bytes += stream.hbm_bytes
+        run.l2_bytes += stream.l2_bytes
         if early is not None and early.through is not None:
             if not early.through.processed:
                 yield early.through
-            stream.add(early)
-        run.hbm_bytes += stream.hbm_bytes
-        run.l2_bytes += stream.l2_bytes
-        self.stream_spans(run, stream, limit, start_ps)
+            first_ps = early.began_ps + self.hbm_latency_ps
+            if not rest and first_ps > start_ps:
+                # Asked for so late that the first bytes are still under way.
+                self.span(run, Phase.RAMP, -1, -1, length_ps=first_ps - start_ps)
+                stream_start_ps = first_ps
+            run.hbm_bytes += early.hbm_bytes
+            run.l2_bytes += early.l2_bytes
+            stream.expose(early, first_ps, start_ps)
+        self.stream_spans(run, stream, limit, stream_start_ps)
         compute_ps = round(pace * self.compute_ps(one, min(one.num_blocks or room.work.num_blocks, self.num_sms)))
         left_ps = start_ps + compute_ps - int(env.now)
         if left_ps > 0:
@@ -452,11 +462,12 @@ class _Engine:
     def exchange_inside(self, rank: int, call: Call, state: _State, work: Work) -> Steps:
         """A kernel that sends and then needs what all peers sent: push and poll, or barrier and load."""
         run, sent_ps = state.run, int(self.env.now)
-        exchange = self.fabric.exchange(call.index, call.group_size)
+        exchange = self.fabric.exchange(call.index, rank, call.group_size)
         pulls = call.transport == "pull"
-        yield self.fabric.push(rank, exchange, FLAG_BYTES if pulls else work.sent_bytes_per_peer, fenced=pulls)
+        bytes_per_peer = FLAG_BYTES if pulls else work.sent_bytes_per_peer
+        yield self.fabric.push(rank, exchange, bytes_per_peer, fenced=pulls)
         self.span(run, Phase.SEND, -1, sent_ps)
-        run.sent_bytes = self.fabric.sent_bytes(work.sent_bytes_per_peer, call.group_size)
+        run.sent_bytes = self.fabric.sent_bytes(bytes_per_peer, call.group_size)
         state.sent_ps = int(self.env.now)
         yield from self.poll(rank, run, exchange, state)
         if pulls:

@@ -22,7 +22,7 @@ from k3sim.sim.timeline import PS_PER_US, Counter
 
 @dataclass(eq=False)
 class Exchange:
-    """One exchange: which ranks' data is visible, and since when."""
+    """One exchange of a group of ranks: whose data is visible, and since when."""
 
     group_size: int
     complete: simpy.Event
@@ -46,13 +46,14 @@ class Fabric:
             capacities[f"egress {rank}"] = self._egress
             capacities[f"ingress {rank}"] = self._ingress
         self._ports = SharedBandwidth(env, capacities)
-        self._exchanges: dict[int, Exchange] = {}
+        self._exchanges: dict[tuple[int, int], Exchange] = {}
 
-    def exchange(self, index: int, group_size: int) -> Exchange:
-        """The exchange that call ``index`` feeds, made at first use."""
-        if index not in self._exchanges:
-            self._exchanges[index] = Exchange(group_size, simpy.Event(self._env))
-        return self._exchanges[index]
+    def exchange(self, index: int, rank: int, group_size: int) -> Exchange:
+        """The exchange that call ``index`` feeds among the group of ``rank``, made at first use."""
+        key = (index, rank // group_size)
+        if key not in self._exchanges:
+            self._exchanges[key] = Exchange(group_size, simpy.Event(self._env))
+        return self._exchanges[key]
 
     def sent_bytes(self, bytes_per_peer: int, group_size: int) -> int:
         """Bytes that leave the port."""
@@ -91,7 +92,7 @@ class Fabric:
 
     def _visible(self, rank: int, exchange: Exchange) -> None:
         exchange.visible_ps[rank] = int(self._env.now)
-        expected = 1 if len(self._ranks) == 1 else len(self._ranks)
+        expected = 1 if len(self._ranks) == 1 else exchange.group_size
         if len(exchange.visible_ps) == expected:
             exchange.complete.succeed()
 

@@ -136,7 +136,10 @@ class Memory:
         return self._ports.transfer(num_bytes, {HBM: 1, L2: 1}, limit.hbm_bytes_per_us)
 
     def prefetch(self, region: str, num_bytes: int, limit: StreamLimit) -> simpy.events.Process:
-        """Bring a region into L2 in the background until done or until a kernel reads it itself."""
+        """Bring a region into L2 in the background until done or until a kernel reads it itself.
+
+        The value of the process is the number of bytes that came from HBM.
+        """
         return self._env.process(self._prefetch(region, num_bytes, limit))
 
     def _prefetch(self, region: str, num_bytes: int, limit: StreamLimit):  # type: ignore[no-untyped-def]
@@ -145,11 +148,12 @@ class Memory:
             # What kernels asked for themselves meanwhile, and what is there already, need not be fetched.
             left = num_bytes - max(fetched, self._claimed.get(region, 0) + self.l2.resident(region))
             if left <= 0:
-                return
+                break
             chunk = min(left, self.PREFETCH_CHUNK_BYTES)
             yield self._ports.transfer(chunk, {HBM: 1, L2: 1}, limit.hbm_bytes_per_us)
             self.l2.insert(region, chunk)
             fetched += chunk
+        return fetched
 
     def counters(self, rank: int) -> list[Counter]:
         return self._ports.counters(rank)

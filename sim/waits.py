@@ -113,9 +113,10 @@ def _walk_kernel(run: KernelRun, runs: Mapping[int, KernelRun], now: int, attrib
             cause = runs.get(span.cause)
             if span.phase is Phase.POLL:
                 attribute(max(span.start_ps, span.complete_ps), Part.NVLINK, run.index)
-                now = max(span.start_ps, span.complete_ps)
                 if position and run.spans[position - 1].phase is Phase.PEERS:
                     continue
+                # Complete before the poller came: it had only the rest of the flight to wait for.
+                attribute(span.complete_ps, Part.NVLINK, run.index)
             attribute(max(span.arrival_ps, span.cause_ps), Part.SLOWER_PEER, run.index)
             attribute(span.cause_ps, Part.NVLINK, run.index)
             now = min(now, span.cause_ps)

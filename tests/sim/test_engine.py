@@ -1,0 +1,485 @@
+"""The engine, picosecond by picosecond, on a machine of round numbers.
+
+Every expectation was worked out on paper from ``tiny.TINY``; the comments show the sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tiny import PS, TINY, call, kernel, reads, simulate, spans, stream, work
+
+from k3sim.kernels.work import Barrier, Pass, ReadKind, Unit
+from k3sim.sim.skew import Paces, Skew
+from k3sim.sim.timeline import Timeline
+from k3sim.sim.waits import Part, critical_path, waits_ps
+
+Patch = pytest.MonkeyPatch
+
+
+def counter_bytes(timeline: Timeline, resource: str, rank: int = 0) -> float:
+    (one,) = (one for one in timeline.counters if (one.rank, one.resource) == (rank, resource))
+    return one.bytes_until(timeline.step_ps)
+
+
+# -- launch -------------------------------------------------------------------------------------------------------
+
+
+def test_a_graph_boundary_is_a_completion_flush_and_a_launch(monkeypatch: Patch) -> None:
+    timeline = simulate(
+        monkeypatch, {"a": stream(1000), "b": stream(2000)}, [call(0, "a"), call(1, "b")], num_ranks=1
+    )
+    assert spans(kernel(timeline, "a")) == [("launch", 0, 1000), ("ramp", 1000, 1100), ("weights", 1100, 2100)]
+    assert spans(kernel(timeline, "b")) == [
+        ("release", 2100, 2600),
+        ("launch", 2600, 3600),
+        ("ramp", 3600, 3700),
+        ("weights", 3700, 5700),
+    ]
+    assert timeline.step_ps == 5700
+    assert waits_ps(critical_path(timeline)) == {
+        Part.WEIGHTS: 3000,
+        Part.LAUNCH: 2000,
+        Part.RAMP_DRAIN: 700,
+    }
+
+
+def test_dispatching_the_first_wave_lengthens_the_launch(monkeypatch: Patch) -> None:
+    machine = replace(TINY, block_dispatch_s=2 * PS)
+    # 200 blocks, of which ten on each of the ten SMs fit at once: 100 are dispatched before the first wave runs.
+    grid = work(Pass(reads=(reads(1000),)), num_blocks=200, max_blocks_per_sm=32)
+    timeline = simulate(monkeypatch, {"a": grid}, [call(0, "a")], machine, num_ranks=1)
+    assert spans(kernel(timeline, "a"))[0] == ("launch", 0, 1200)
+
+
+@pytest.mark.parametrize(
+    ("trigger", "expected"),
+    [
+        # The producer runs from 1000, streams from 1100 to 4100 and reduces until 4107.
+        ("start", [("launch", 1000, 2000), ("dependency", 2000, 4107), ("release", 4107, 4607)]),
+        ("stream", [("launch", 4100, 5100)]),  # the producer's flush is over at 4607, behind the launch
+        ("end", [("launch", 4107, 5107)]),
+    ],
+)
+def test_a_pdl_kernel_starts_at_its_producers_trigger(
+    monkeypatch: Patch, trigger: str, expected: list[tuple[str, int, int]]
+) -> None:
+    works = {"a": stream(3000, num_block_reductions=1), "b": stream(100)}
+    timeline = simulate(
+        monkeypatch, works, [call(0, "a", trigger=trigger), call(1, "b", launch="pdl")], num_ranks=1
+    )
+    assert kernel(timeline, "a").end_ps == 4107
+    begun_ps = expected[-1][2]
+    assert spans(kernel(timeline, "b")) == [
+        *expected,
+        ("ramp", begun_ps, begun_ps + 100),
+        ("weights", begun_ps + 100, begun_ps + 200),
+    ]
+
+
+def test_early_reads_pass_while_the_pdl_kernel_waits_and_share_hbm(monkeypatch: Patch) -> None:
+    consumer = work(Pass(num_dependent_loads=1, reads=(reads(500, early=True),)))
+    works = {"a": stream(3000), "b": consumer}
+    timeline = simulate(
+        monkeypatch, works, [call(0, "a", trigger="start"), call(1, "b", launch="pdl")], num_ranks=1
+    )
+    # a alone moves 1000 by 2100; then both at half speed: b's 500 are in at 3100 when a has 1500 left.
+    assert kernel(timeline, "a").end_ps == 4600
+    assert spans(kernel(timeline, "b")) == [
+        ("launch", 1000, 2000),
+        ("dependency", 2000, 4600),
+        ("release", 4600, 5100),
+        ("latency", 5100, 5110),
+    ]
+
+
+def test_early_reads_go_no_further_than_the_pipeline_is_deep(monkeypatch: Patch) -> None:
+    shallow = work(Pass(reads=(reads(6000, early=True),)), bytes_in_flight_per_block=500)
+    works = {"a": stream(20_000), "b": shallow}
+    # With 5000 bytes in flight b draws 0.5 bytes a picosecond, and 5000 of its 6000 bytes come ahead.
+    timeline = simulate(
+        monkeypatch, works, [call(0, "a", trigger="start"), call(1, "b", launch="pdl")], num_ranks=1
+    )
+    # a: 1000 bytes by 2100, 5000 more beside b's 5000 by 12100, and the 14000 that are left by 26100.
+    assert kernel(timeline, "a").end_ps == 26_100
+    assert spans(kernel(timeline, "b"))[-2:] == [
+        ("weights", 26_600, 27_600),
+        ("bytes in flight", 27_600, 28_600),
+    ]
+
+
+def test_a_pdl_kernel_that_does_not_fit_beside_its_producer_starts_after_it(monkeypatch: Patch) -> None:
+    large = work(Pass(reads=(reads(500, early=True),)), smem_bytes_per_block=600)
+    works = {"a": work(Pass(reads=(reads(3000),)), smem_bytes_per_block=600), "b": large}
+    timeline = simulate(
+        monkeypatch, works, [call(0, "a", trigger="start"), call(1, "b", launch="pdl")], num_ranks=1
+    )
+    assert spans(kernel(timeline, "b")) == [
+        ("sm slots", 1000, 4100),
+        ("launch", 4100, 5100),
+        ("ramp", 5100, 5200),
+        ("weights", 5200, 5700),
+    ]
+
+
+def test_a_task_has_no_launch_and_is_handed_over_by_a_counter(monkeypatch: Patch) -> None:
+    works = {"a": stream(1000), "b": work(Pass(reads=(reads(300, early=True),), num_block_reductions=1))}
+    calls = [call(0, "a", launch="task", trigger="start"), call(1, "b", launch="task", trigger="start")]
+    timeline = simulate(monkeypatch, works, calls, num_ranks=1)
+    # Both stream from 100 at half speed: b is through at 700, a, with 700 left then, at 1400.
+    assert spans(kernel(timeline, "a")) == [("ramp", 0, 100), ("weights", 100, 1400)]
+    assert spans(kernel(timeline, "b")) == [("dependency", 0, 1400), ("reduce", 1400, 1440), ("latency", 1440, 1447)]
+
+
+def test_the_host_launches_one_by_one_and_its_graph_needs_no_flush(monkeypatch: Patch) -> None:
+    host = {"num_launches": 2, "num_graph_launches": 1}
+    calls = [call(0, "host", stream="host", launch="host", shape=host), call(1, "a", after=(0,))]
+    timeline = simulate(monkeypatch, {"a": stream(1000)}, calls, num_ranks=1)
+    assert spans(kernel(timeline, "host")) == [("host", 0, 10_300)]
+    assert spans(kernel(timeline, "a"))[0] == ("launch", 10_300, 11_300)
+    assert waits_ps(critical_path(timeline))[Part.HOST] == 10_300
+
+
+def test_a_side_stream_joins_at_its_end(monkeypatch: Patch) -> None:
+    works = {"a": stream(100), "side": stream(3000), "b": stream(100), "c": stream(100)}
+    calls = [
+        call(0, "a"),
+        call(1, "side", stream="aux", after=(0,)),
+        call(2, "b"),
+        call(3, "c", launch="pdl", after=(1,)),
+    ]
+    timeline = simulate(monkeypatch, works, calls, num_ranks=1)
+    # a ends at 1200; both others stream from 2800, b to 3000 and side, which lost 100, to 5900.
+    assert kernel(timeline, "b").end_ps == 3000
+    side = kernel(timeline, "side")
+    assert spans(side)[-2:] == [("weights", 2800, 5800), ("starved", 5800, 5900)]
+    joined = kernel(timeline, "c")
+    assert spans(joined)[:2] == [("release", 5900, 6400), ("launch", 6400, 7400)]
+    assert joined.launched_by == side.index
+    assert waits_ps(critical_path(timeline))[Part.SIDE_STREAM] == 100
+
+
+def test_a_program_that_waits_for_itself_is_reported(monkeypatch: Patch) -> None:
+    calls = [call(0, "a", after=(1,)), call(1, "b", after=(0,))]
+    with pytest.raises(AssertionError, match="never finished.*'a', 'b'"):
+        simulate(monkeypatch, {"a": stream(1), "b": stream(1)}, calls, num_ranks=1)
+
+
+# -- streams ------------------------------------------------------------------------------------------------------
+
+
+def test_too_few_bytes_in_flight_are_told_from_hbm_speed(monkeypatch: Patch) -> None:
+    shallow = work(Pass(reads=(reads(1000),)), bytes_in_flight_per_block=250)
+    timeline = simulate(monkeypatch, {"a": shallow}, [call(0, "a")], num_ranks=1)
+    assert spans(kernel(timeline, "a"))[2:] == [("weights", 1100, 2100), ("bytes in flight", 2100, 5100)]
+
+
+def test_a_pass_of_few_blocks_draws_what_its_own_sms_can(monkeypatch: Patch) -> None:
+    machine = replace(TINY, hbm_bytes_per_s_per_sm=0.2e12)
+    narrow = work(Pass(reads=(reads(1000),), num_blocks=2))
+    timeline = simulate(monkeypatch, {"a": narrow}, [call(0, "a")], machine, num_ranks=1)
+    # Bytes in flight of two blocks allow 0.2 bytes a picosecond; two SMs would allow 0.4.
+    assert kernel(timeline, "a").end_ps == 1100 + 5000
+
+
+def test_two_streams_share_hbm_max_min(monkeypatch: Patch) -> None:
+    shallow = work(Pass(reads=(reads(1000),)), bytes_in_flight_per_block=250)
+    works = {"a": stream(3000), "b": shallow}
+    timeline = simulate(monkeypatch, works, [call(0, "a"), call(1, "b", stream="aux")], num_ranks=1)
+    # b is capped at 0.25, a takes the 0.75 that are left, not a half: both are through at 5100.
+    assert kernel(timeline, "a").end_ps == 5100
+    assert kernel(timeline, "b").end_ps == 5100
+    assert spans(kernel(timeline, "a"))[2:] == [("weights", 1100, 5100)]
+
+
+def test_state_is_told_from_weights(monkeypatch: Patch) -> None:
+    mixed = work(Pass(reads=(reads(600), reads(200, kind=ReadKind.KV_STATE)), num_dependent_loads=2))
+    timeline = simulate(monkeypatch, {"a": mixed}, [call(0, "a")], num_ranks=1)
+    assert spans(kernel(timeline, "a"))[1:] == [
+        ("latency", 1000, 1020),
+        ("ramp", 1020, 1120),
+        ("weights", 1120, 1720),
+        ("kv and state", 1720, 1920),
+    ]
+
+
+def test_what_is_written_back_shares_hbm_with_what_is_read(monkeypatch: Patch) -> None:
+    updating = work(Pass(reads=(reads(600, kind=ReadKind.KV_STATE),), written_bytes=200))
+    timeline = simulate(monkeypatch, {"a": updating}, [call(0, "a")], num_ranks=1)
+    # Half each until the 200 are written at 1500; the read's other 400 bytes follow alone.
+    assert kernel(timeline, "a").end_ps == 1900
+    assert kernel(timeline, "a").hbm_bytes == counter_bytes(timeline, "hbm") == 800
+
+
+def test_arithmetic_beyond_the_stream_is_compute(monkeypatch: Patch) -> None:
+    # Ten SMs: 15000 flops take 1500 ps beside a stream of 1000.
+    timeline = simulate(monkeypatch, {"a": stream(1000, flops=15_000.0)}, [call(0, "a")], num_ranks=1)
+    assert spans(kernel(timeline, "a"))[2:] == [("weights", 1100, 2100), ("compute", 2100, 2600)]
+
+
+@pytest.mark.parametrize(
+    ("unit", "fp4_flops", "compute_ps"),
+    [
+        (Unit.CUDA_CORE, 80e12, 4000),  # 1 flop a picosecond on each of ten SMs
+        (Unit.BF16, 80e12, 2000),
+        (Unit.FP8, 80e12, 1000),
+        (Unit.FP4, 80e12, 500),
+        (Unit.FP4, 0.0, 2000),  # without FP4 the bf16 rate
+    ],
+)
+def test_each_unit_has_its_rate(monkeypatch: Patch, unit: Unit, fp4_flops: float, compute_ps: int) -> None:
+    machine = replace(TINY, fp4_flops=fp4_flops)
+    timeline = simulate(monkeypatch, {"a": work(Pass(flops=40_000.0, unit=unit))}, [call(0, "a")], machine, num_ranks=1)
+    assert spans(kernel(timeline, "a"))[1:] == [("compute", 1000, 1000 + compute_ps)]
+
+
+def test_fp4_weights_enter_the_tensor_core_at_a_rate_of_their_own(monkeypatch: Patch) -> None:
+    # Five of ten SMs, four weights a clock, half a clock a picosecond: ten weights a picosecond.
+    decoding = work(Pass(flops=1.0, unit=Unit.FP4, decoded_weights=3000, num_blocks=5, num_tensor_core_setups=2))
+    timeline = simulate(monkeypatch, {"a": decoding}, [call(0, "a")], num_ranks=1)
+    assert spans(kernel(timeline, "a"))[1:] == [("latency", 1000, 1100), ("compute", 1100, 1400)]
+
+
+@pytest.mark.parametrize(
+    ("barrier", "reduce_ps"), [(Barrier.NONE, 0), (Barrier.CLUSTER, 60), (Barrier.GRID, 90)]
+)
+def test_barriers_by_kind(monkeypatch: Patch, barrier: Barrier, reduce_ps: int) -> None:
+    ending = work(Pass(num_block_reductions=2, barrier=barrier, num_barriers=3))
+    timeline = simulate(monkeypatch, {"a": ending}, [call(0, "a")], num_ranks=1)
+    expected = [("launch", 0, 1000), ("latency", 1000, 1014), ("reduce", 1014, 1014 + reduce_ps)]
+    assert spans(kernel(timeline, "a")) == expected[: 3 if reduce_ps else 2]
+
+
+def test_passes_follow_each_other_and_the_next_one_loads_during_the_barrier(monkeypatch: Patch) -> None:
+    two = work(
+        Pass(reads=(reads(1000),), barrier=Barrier.GRID, num_barriers=10),
+        Pass(reads=(reads(400, early=True),), num_dependent_loads=3),
+    )
+    timeline = simulate(monkeypatch, {"a": two}, [call(0, "a")], num_ranks=1)
+    # The second pass asks at 2100, its 400 bytes run from 2200 to 2600, of which 170 ps lie behind the loads.
+    assert spans(kernel(timeline, "a"))[2:] == [
+        ("weights", 1100, 2100),
+        ("reduce", 2100, 2400),
+        ("latency", 2400, 2430),
+        ("weights", 2430, 2600),
+    ]
+
+
+def test_activations_come_from_l2_at_the_rate_of_one_sm(monkeypatch: Patch) -> None:
+    timeline = simulate(
+        monkeypatch, {"a": work(Pass(num_dependent_loads=1, input_bytes_per_block=40))}, [call(0, "a")], num_ranks=1
+    )
+    assert spans(kernel(timeline, "a"))[1:] == [("latency", 1000, 1110)]
+
+
+# -- L2 -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_prefetched_region_is_served_by_l2(monkeypatch: Patch) -> None:
+    works = {
+        "l2_prefetch.bulk": work(Pass(reads=(reads(4000, region="w"),))),
+        "b": work(Pass(reads=(reads(4000, region="w"),))),
+    }
+    timeline = simulate(monkeypatch, works, [call(0, "l2_prefetch.bulk"), call(1, "b")], num_ranks=1)
+    fetched, run = kernel(timeline, "l2_prefetch.bulk"), kernel(timeline, "b")
+    assert (fetched.end_ps, fetched.hbm_bytes) == (5000, 4000)
+    assert spans(run)[-1] == ("l2", 6600, 7600)
+    assert (run.hbm_bytes, run.l2_bytes) == (0, 4000)
+    assert counter_bytes(timeline, "hbm") == 4000
+    assert counter_bytes(timeline, "l2") == 8000
+
+
+def test_a_region_evicted_before_its_use_comes_from_hbm_again(monkeypatch: Patch) -> None:
+    # 4000 prefetched and 8000 of other reads into 10000 are 2000 too many; the region was there alone and loses them.
+    works = {
+        "l2_prefetch.bulk": work(Pass(reads=(reads(4000, region="w"),))),
+        "a": stream(8000),
+        "b": work(Pass(reads=(reads(4000, region="w"),))),
+    }
+    timeline = simulate(
+        monkeypatch, works, [call(0, "l2_prefetch.bulk"), call(1, "a"), call(2, "b")], num_ranks=1
+    )
+    run = kernel(timeline, "b")
+    assert (run.hbm_bytes, run.l2_bytes) == (2000, 2000)
+    # Both parts run together: L2's 2000 at three of four bytes a picosecond are hidden behind HBM's 2000.
+    assert spans(run)[-1] == ("weights", run.end_ps - 2000, run.end_ps)
+
+
+def test_a_prefetch_stops_where_the_kernel_that_needs_the_region_takes_over(monkeypatch: Patch) -> None:
+    works = {
+        "l2_prefetch.bulk": work(Pass(reads=(reads(5 << 20, region="w"),))),
+        "b": work(Pass(reads=(reads(5 << 20, region="w"),))),
+    }
+    machine = replace(TINY, l2_effective_bytes=16 << 20)
+    calls = [call(0, "l2_prefetch.bulk", stream="prefetch"), call(1, "a"), call(2, "b")]
+    # a keeps the chip busy until 3 MiB of the five have been prefetched: one chunk is there, one under way.
+    works["a"] = work(Pass(flops=10.0 * (3 << 20)))
+    timeline = simulate(monkeypatch, works, calls, machine, num_ranks=1)
+    run, fetched = kernel(timeline, "b"), kernel(timeline, "l2_prefetch.bulk")
+    assert (run.l2_bytes, run.hbm_bytes) == (2 << 20, 3 << 20)
+    # The chunk under way is finished; what the kernel read itself is not fetched again.
+    assert counter_bytes(timeline, "hbm") == pytest.approx(7 << 20, abs=2)
+    assert fetched.hbm_bytes == 4 << 20
+
+
+# -- exchanges ----------------------------------------------------------------------------------------------------
+
+
+PUSH = {"a": work(Pass(reads=(reads(1000),)), sent_bytes_per_peer=100), "b": work(Pass(num_dependent_loads=1))}
+PUSH_CALLS = [call(0, "a", trigger="start", sends="x"), call(1, "b", launch="pdl", receives=(0,))]
+
+
+@pytest.mark.parametrize("all_ranks", [False, True])
+def test_a_push_leaves_the_port_flies_and_is_seen(monkeypatch: Patch, all_ranks: bool) -> None:
+    timeline = simulate(monkeypatch, PUSH, PUSH_CALLS, all_ranks=all_ranks)
+    for rank in timeline.ranks:
+        sender, run = kernel(timeline, "a", rank), kernel(timeline, "b", rank)
+        assert spans(sender)[-2:] == [("weights", 1100, 2100), ("send", 2100, 2200)]
+        assert sender.sent_bytes == 100
+        # The consumer does not wait for its own rank's kernel but for what all ranks sent.
+        assert spans(run) == [
+            ("launch", 1000, 2000),
+            ("peers", 2000, 2400),
+            ("poll", 2400, 2430),
+            ("latency", 2430, 2440),
+        ]
+        assert (run.spans[1].cause, run.spans[1].cause_ps, run.spans[1].arrival_ps) == (sender.index, 2200, 2400)
+    assert waits_ps(critical_path(timeline)) == {
+        Part.WEIGHTS: 1000,
+        Part.LAUNCH: 1000,
+        Part.RAMP_DRAIN: 100,
+        Part.LATENCY: 10,
+        Part.NVLINK: 330,
+    }
+
+
+def test_without_multicast_every_peer_costs_egress(monkeypatch: Patch) -> None:
+    machine = replace(TINY, nvlink_multicast=False)
+    calls = [replace(one, group_size=5) for one in PUSH_CALLS]
+    for all_ranks in (False, True):
+        timeline = simulate(monkeypatch, PUSH, calls, machine, num_ranks=5, all_ranks=all_ranks)
+        sender = kernel(timeline, "a")
+        assert spans(sender)[-1] == ("send", 2100, 2500)
+        assert sender.sent_bytes == 400
+        assert counter_bytes(timeline, "nvlink egress") == 400
+        assert counter_bytes(timeline, "nvlink ingress") == 400
+
+
+def test_with_multicast_the_ingress_port_of_each_peer_is_the_limit(monkeypatch: Patch) -> None:
+    calls = [replace(one, group_size=5) for one in PUSH_CALLS]
+    for all_ranks in (False, True):
+        timeline = simulate(monkeypatch, PUSH, calls, num_ranks=5, all_ranks=all_ranks)
+        # Four peers send 100 bytes each at the same time into every port.
+        assert spans(kernel(timeline, "a"))[-1] == ("send", 2100, 2500)
+        assert counter_bytes(timeline, "nvlink egress") == 100
+        assert counter_bytes(timeline, "nvlink ingress") == 400
+
+
+def test_a_kernel_that_sends_and_receives_goes_on_when_all_data_is_there(monkeypatch: Patch) -> None:
+    reduce = work(Pass(num_dependent_loads=1), Pass(num_block_reductions=1), sent_bytes_per_peer=100)
+    for all_ranks in (False, True):
+        timeline = simulate(
+            monkeypatch, {"r": reduce}, [call(0, "r", sends="x", receives=(0,))], all_ranks=all_ranks
+        )
+        assert spans(kernel(timeline, "r")) == [
+            ("launch", 0, 1000),
+            ("latency", 1000, 1010),
+            ("send", 1010, 1110),
+            ("peers", 1110, 1310),
+            ("poll", 1310, 1340),
+            ("latency", 1340, 1347),
+        ]
+        assert waits_ps(critical_path(timeline)) == {Part.LAUNCH: 1000, Part.LATENCY: 17, Part.NVLINK: 330}
+        assert kernel(timeline, "r").sent_bytes == counter_bytes(timeline, "nvlink egress") == 100
+
+
+def test_a_pull_is_a_fenced_flag_and_a_load_over_the_switch(monkeypatch: Patch) -> None:
+    reduce = work(Pass(num_dependent_loads=1), Pass(num_block_reductions=1), sent_bytes_per_peer=100)
+    calls = [call(0, "r", sends="x", receives=(0,), transport="pull")]
+    timeline = simulate(monkeypatch, {"r": reduce}, calls)
+    assert spans(kernel(timeline, "r"))[2:] == [
+        ("send", 1010, 1138),  # a line of 128 bytes
+        ("peers", 1138, 1398),  # fence and flight
+        ("poll", 1398, 1428),
+        ("send", 1428, 1928),  # there and back, and 100 bytes
+        ("latency", 1928, 1935),
+    ]
+
+
+def test_a_pull_without_in_switch_reduction_loads_every_peers_part(monkeypatch: Patch) -> None:
+    machine = replace(TINY, nvlink_in_switch_reduction=False)
+    reduce = work(Pass(num_dependent_loads=1), sent_bytes_per_peer=100)
+    calls = [call(0, "r", sends="x", receives=(0,), transport="pull", group_size=4)]
+    timeline = simulate(monkeypatch, {"r": reduce}, calls, machine, num_ranks=4)
+    assert spans(kernel(timeline, "r"))[-1][2] - spans(kernel(timeline, "r"))[-1][1] == 400 + 300
+
+
+def test_a_slower_rank_holds_its_peers_up_and_the_split_says_so(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Paces, "pace", lambda self, rank, index: 2.0 if (rank, index) == (1, 0) else 1.0)
+    timeline = simulate(monkeypatch, PUSH, PUSH_CALLS, skew=Skew.SAMPLED)
+    # Rank 1 streams until 3100 and has sent at 3200; its data is visible at 3400.
+    assert kernel(timeline, "a", 0).end_ps == 2200
+    assert kernel(timeline, "a", 1).end_ps == 3200
+    run = kernel(timeline, "b", 0)
+    assert spans(run) == [
+        ("launch", 1000, 2000),
+        ("peers", 2000, 3400),
+        ("poll", 3400, 3430),
+        ("latency", 3430, 3440),
+    ]
+    assert run.spans[1].arrival_ps == 2400
+    assert timeline.critical_rank == 0
+    assert waits_ps(critical_path(timeline)) == {
+        Part.WEIGHTS: 1000,
+        Part.LAUNCH: 1000,
+        Part.RAMP_DRAIN: 100,
+        Part.LATENCY: 10,
+        Part.NVLINK: 330,
+        Part.SLOWER_PEER: 1000,
+    }
+
+
+def test_expected_skew_delays_every_exchange_by_the_mean_of_the_slowest(monkeypatch: Patch) -> None:
+    timeline = simulate(monkeypatch, PUSH, PUSH_CALLS, skew=Skew.EXPECTED)
+    # The slower of two standard normals is 1/sqrt(pi) = 0.5642 late; a worked for 1200 ps, of which a tenth is
+    # the standard deviation: 0.5642 * 120 = 68.
+    run = kernel(timeline, "b")
+    assert spans(run)[1:3] == [("peers", 2000, 2468), ("poll", 2468, 2498)]
+    assert waits_ps(critical_path(timeline))[Part.SLOWER_PEER] == 68
+
+
+def test_a_poller_that_comes_late_sees_the_data_at_once_and_waits_for_no_peer(monkeypatch: Patch) -> None:
+    works = {**PUSH, "long": stream(5000)}
+    calls = [PUSH_CALLS[0], call(1, "long"), call(2, "b", receives=(0,))]
+    timeline = simulate(monkeypatch, works, calls)
+    assert [name for name, _, _ in spans(kernel(timeline, "b"))] == ["release", "launch", "latency"]
+
+
+def test_visibility_that_is_under_way_when_the_poller_comes_is_nvlink_flight(monkeypatch: Patch) -> None:
+    # Data of 590 bytes' streaming is complete at 1990 and seen at 2020; the poller comes in between, at 2000.
+    works = {**PUSH, "a": work(Pass(reads=(reads(590),)), sent_bytes_per_peer=100)}
+    timeline = simulate(monkeypatch, works, PUSH_CALLS)
+    assert spans(kernel(timeline, "b")) == [("launch", 1000, 2000), ("poll", 2000, 2020), ("latency", 2020, 2030)]
+    assert waits_ps(critical_path(timeline)) == {
+        Part.WEIGHTS: 590,
+        Part.LAUNCH: 1000,
+        Part.RAMP_DRAIN: 100,
+        Part.LATENCY: 10,
+        Part.NVLINK: 330,
+    }
+
+
+def test_exchanges_of_a_context_group_wait_for_its_ranks_alone(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Paces, "pace", lambda self, rank, index: 2.0 if (rank, index) == (3, 0) else 1.0)
+    timeline = simulate(monkeypatch, PUSH, PUSH_CALLS, num_ranks=4, skew=Skew.SAMPLED)
+    assert kernel(timeline, "b", 0).end_ps == kernel(timeline, "b", 1).end_ps == 2440
+    assert kernel(timeline, "b", 2).end_ps == 3440
+
+
+def test_the_same_seed_gives_the_same_timeline_and_another_seed_another(monkeypatch: Patch) -> None:
+    first = simulate(monkeypatch, PUSH, PUSH_CALLS, skew=Skew.SAMPLED, seed=3)
+    again = simulate(monkeypatch, PUSH, PUSH_CALLS, skew=Skew.SAMPLED, seed=3)
+    other = simulate(monkeypatch, PUSH, PUSH_CALLS, skew=Skew.SAMPLED, seed=4)
+    assert first == again
+    assert first.step_ps != other.step_ps

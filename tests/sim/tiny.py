@@ -1,0 +1,129 @@
+"""A machine of round numbers and programs of hand-made kernels, so that a test can state every picosecond.
+
+HBM moves one byte a picosecond, L2 four, an NVLink port one; the ten SMs do one flop a picosecond each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from k3sim.kernels.work import Pass, Read, ReadKind, Work
+from k3sim.model.paths import find_path
+from k3sim.model.program import Call, Program
+from k3sim.sim import engine
+from k3sim.sim.machine import Machine, load_machine
+from k3sim.sim.timeline import KernelRun, Timeline
+
+PS = 1e-12
+
+TINY = replace(
+    load_machine("gb300"),
+    num_sms=10,
+    sm_clock_hz=0.5e12,
+    smem_bytes_per_sm=1000,
+    max_smem_bytes_per_block=1000,
+    threads_per_sm=1000,
+    hbm_read_bytes_per_s=1e12,
+    hbm_latency_s=100 * PS,
+    hbm_in_flight_curve=((1000.0, 1e12),),
+    hbm_bytes_per_s_per_sm=1e12,
+    l2_effective_bytes=10_000,
+    l2_read_bytes_per_s=4e12,
+    l2_bytes_per_s_per_sm=0.4e12,
+    l2_near_latency_s=10 * PS,
+    l2_far_latency_s=10 * PS,
+    l2_loaded_latency_s=10 * PS,
+    launch_latency_s=1000 * PS,
+    completion_flush_s=500 * PS,
+    block_dispatch_s=0.0,
+    host_launch_s=5000 * PS,
+    host_graph_launch_s=300 * PS,
+    block_reduction_s=7 * PS,
+    cluster_sync_s=20 * PS,
+    grid_barrier_s=30 * PS,
+    counter_handoff_s=40 * PS,
+    tensor_core_setup_s=50 * PS,
+    fp32_fma_per_clock_per_sm=1.0,
+    bf16_flops=20e12,
+    fp8_flops=40e12,
+    fp4_flops=80e12,
+    fp4_weights_per_clock_per_sm=4.0,
+    nvlink_egress_bytes_per_s=1e12,
+    nvlink_ingress_bytes_per_s=1e12,
+    nvlink_one_way_s=200 * PS,
+    nvlink_visibility_s=30 * PS,
+    system_fence_s=60 * PS,
+    nvlink_multicast=True,
+    nvlink_in_switch_reduction=True,
+    rank_skew_relative_sd=0.1,
+)
+
+Spans = list[tuple[str, int, int]]
+
+
+def reads(num_bytes: int, *, region: str = "", early: bool = False, kind: ReadKind = ReadKind.WEIGHTS) -> Read:
+    return Read(region=region, num_bytes=num_bytes, early=early, kind=kind)
+
+
+def work(*passes: Pass, **footprint: Any) -> Work:
+    """A kernel of ten blocks, each a tenth of an SM, that keeps more than enough bytes in flight."""
+    shape: dict[str, Any] = {
+        "num_blocks": 10,
+        "threads_per_block": 100,
+        "smem_bytes_per_block": 100,
+        "bytes_in_flight_per_block": 1000,
+        "max_blocks_per_sm": 8,
+    }
+    return Work(**{**shape, **footprint}, passes=passes)
+
+
+def stream(num_bytes: int, **of_pass: Any) -> Work:
+    """A kernel that reads ``num_bytes`` nobody else wants and does nothing else."""
+    return work(Pass(reads=(reads(num_bytes),), **of_pass))
+
+
+def call(index: int, operator: str, **columns: Any) -> Call:
+    row: dict[str, Any] = {
+        "layer": 0,
+        "kind": "kda+moe",
+        "stage": operator,
+        "weights": (),
+        "shape": {},
+        "stream": "main",
+        "launch": "graph",
+        "trigger": "end",
+        "after": (),
+        "sends": "",
+        "transport": "push",
+        "group_size": 2,
+        "receives": (),
+    }
+    return Call(**{**row, **columns}, index=index, operator=operator)
+
+
+def simulate(
+    monkeypatch: pytest.MonkeyPatch,
+    works: Mapping[str, Work],
+    calls: Sequence[Call],
+    machine: Machine = TINY,
+    *,
+    num_ranks: int = 2,
+    **how: Any,
+) -> Timeline:
+    """Run ``calls`` whose operators are the keys of ``works``."""
+    monkeypatch.setattr(engine, "work_of", lambda operator, weights, shape: works[operator])
+    program = Program(path=find_path("stock"), num_ranks=num_ranks, layers=(0,), calls=tuple(calls))
+    return engine.simulate(program, machine, **how)
+
+
+def spans(run: KernelRun) -> Spans:
+    return [(span.phase.value, span.start_ps, span.end_ps) for span in run.spans]
+
+
+def kernel(timeline: Timeline, stage: str, rank: int = 0) -> KernelRun:
+    (one,) = (run for run in timeline.of_rank(rank) if run.stage == stage)
+    return one
