@@ -55,7 +55,8 @@ class Pass:
     decoded_weights: int = 0  # FP4 weights that enter the tensor core, or are decoded before it
     num_blocks: int = 0  # blocks that take part, when not all of the kernel's do
     num_tensor_core_setups: int = 0  # scales, pipeline fill, TMEM allocation, in series
-    num_block_reductions: int = 0  # in series
+    num_tile_epilogues: int = 0  # of one block in series, two block reductions long each, beside the stream
+    num_block_reductions: int = 0  # in series, after the stream
     barrier: Barrier = Barrier.NONE
     num_barriers: int = 0
 

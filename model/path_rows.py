@@ -34,6 +34,9 @@ ATTENTION: dict[str, int | str] = {
     "kv_lora_rank": "kv_lora_rank",
 }
 EXPERTS: dict[str, int | str] = {"rows": "rows", "top_k": "top_k", "distinct_milli": "distinct_milli"}
+SELECT_EXPERTS: dict[str, int | str] = {
+    **EXPERTS, "width": "expert_width", "experts": "experts", "latent": "latent",
+}  # fmt: skip
 SELECT: dict[str, int | str] = {"rows": "rows", "experts": "experts", "latent": "latent"}
 TAIL: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "latent": "latent", "ranks": "ranks"}
 
@@ -136,6 +139,29 @@ DENSE_ROWS = (
     _row("dense.down", "proj_allreduce.produce", ROWS, weights=("dense.down",), on=(WELD,), sends="residual", **EARLY),
 )
 
+# The public one-launch expert kernels are built for up to eight rows (k3opt: MOEBLOCK and moe8).
+BLOCK_ROWS = 8
+
+
+def _grouped_experts(*, on: tuple[str, ...] = (), off: tuple[str, ...] = (), min_rows: int = 1) -> tuple[Row, ...]:
+    """Routing, permutation and the two grouped GEMMs, with the router computed in full or divided."""
+    bounds: dict[str, Any] = {"min_rows": min_rows}
+    return (
+        _row("moe.routing", "unfused.routing", {"rows": "rows", "experts": "experts"}, launch="pdl",
+             on=on, off=(*off, ROUTE), **bounds),
+        _row("moe.quantise", "unfused.quantise", {"rows": "rows", "width": "latent"}, after=("moe.latent_down",),
+             on=on, off=(*off, ROUTE), **bounds),
+        _row("moe.routing", "router_topk.gather_select", SELECT, receives=("route",), on=(*on, ROUTE), off=off,
+             **PUBLIC, **bounds),
+        _row("moe.permutation", "unfused.permutation", {"rows": "rows", "experts": "experts"}, launch="pdl",
+             on=on, off=off, **bounds),
+        _row("moe.experts_1", "expert_gemv.gemm1", {**EXPERTS, "width": "expert_width"},
+             weights=("moe.expert_w13",), launch="pdl", on=on, off=off, **bounds),
+        _row("moe.experts_2", "expert_gemv.gemm2", {**EXPERTS, "latent": "latent"}, weights=("moe.expert_w2",),
+             launch="pdl", on=on, off=off, **bounds),
+    )
+
+
 MOE_ROWS = (
     *BEFORE_FFN,
     # Front, computed in full on every rank: router on the main stream, latent down-projection beside it.
@@ -156,25 +182,14 @@ MOE_ROWS = (
          stream="aux", launch="pdl"),
     _row("moe.shared_down", "skinny_gemv.ring", ROWS, weights=("moe.shared_down",), on=(SIZE,), stream="aux",
          launch="pdl"),
-    # Selection and quantisation as separate kernels.
-    _row("moe.routing", "unfused.routing", {"rows": "rows", "experts": "experts"}, off=(SIZE, ROUTE), launch="pdl"),
-    _row("moe.quantise", "unfused.quantise", {"rows": "rows", "width": "latent"}, off=(SIZE, ROUTE),
-         after=("moe.latent_down",)),
-    _row("moe.routing", "router_topk.gather_select", SELECT, on=(ROUTE,), off=(SIZE,), receives=("route",), **PUBLIC),
-    _row("moe.permutation", "unfused.permutation", {"rows": "rows", "experts": "experts"}, off=(SIZE,), launch="pdl"),
-    _row("moe.experts_1", "expert_gemv.gemm1", {**EXPERTS, "width": "expert_width"}, weights=("moe.expert_w13",),
-         off=(SIZE,), launch="pdl"),
-    _row("moe.experts_2", "expert_gemv.gemm2", {**EXPERTS, "latent": "latent"}, weights=("moe.expert_w2",),
-         off=(SIZE,), launch="pdl"),
+    # Selection and quantisation as separate kernels, and the grouped launches of the experts.
+    *_grouped_experts(off=(SIZE,)),
+    *_grouped_experts(on=(SIZE,), min_rows=BLOCK_ROWS + 1),
     # Selection, both expert matrices and the weighted sum in one persistent launch.
-    _row("moe.experts", "expert_gemv.block",
-         {**EXPERTS, "width": "expert_width", "experts": "experts", "latent": "latent"},
-         weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE,), off=(ROUTE,), launch="pdl",
-         after=("moe.latent_down",)),
-    _row("moe.experts", "expert_gemv.block",
-         {**EXPERTS, "width": "expert_width", "experts": "experts", "latent": "latent"},
-         weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE, ROUTE), receives=("route",), launch="pdl",
-         trigger="stream"),
+    _row("moe.experts", "expert_gemv.block", SELECT_EXPERTS, weights=("moe.expert_w13", "moe.expert_w2"),
+         on=(SIZE,), off=(ROUTE,), max_rows=BLOCK_ROWS, launch="pdl", after=("moe.latent_down",)),
+    _row("moe.experts", "expert_gemv.block", SELECT_EXPERTS, weights=("moe.expert_w13", "moe.expert_w2"),
+         on=(SIZE, ROUTE), max_rows=BLOCK_ROWS, receives=("route",), launch="pdl", trigger="stream"),
     _row("prefetch.next", "l2_prefetch.bulk", {"budget_bytes": 48 << 20}, weights=("moe.latent_up_shard", "next layer"),
          on=(FETCH,), stream="prefetch", after=("moe.experts", "moe.experts_2")),
     # Tail: sum over experts and ranks, latent norm, sharded up-projection, gather.
@@ -227,9 +242,6 @@ FUSED_NEXT_WEIGHTS: Mapping[str, tuple[str, ...]] = {
 # by every block instead of being handed over: the attention residual before the mixer, the expert selection, and
 # the latent's sum and norm.
 TASK: dict[str, Any] = {"launch": "task", "trigger": "start"}
-SELECT_EXPERTS: dict[str, int | str] = {
-    **EXPERTS, "width": "expert_width", "experts": "experts", "latent": "latent",
-}  # fmt: skip
 
 
 def _mixer_input(stage: str, weights: tuple[str, ...]) -> Row:

@@ -44,6 +44,8 @@ class Row:
         exchanges between ranks by name; ``push`` lands in peers' buffers, ``pull`` is a barrier and a load.
     group
         the ranks of an exchange: all of them (``ranks``) or those that share a context (``dcp``).
+    min_rows, max_rows
+        the concurrency for which the kernel is built; beyond it a path falls back to the public kernels.
     """
 
     stage: str
@@ -61,9 +63,11 @@ class Row:
     on: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
     needs: str = ""  # "dcp" or "no dcp"; "few kda heads" or "many kda heads"
+    min_rows: int = 1
+    max_rows: int = 1 << 30
 
-    def applies(self, switches: frozenset[str], layout: Layout, kda_heads: int) -> bool:
-        """Whether the row runs under these switches on this layout."""
+    def applies(self, switches: frozenset[str], layout: Layout, kda_heads: int, rows: int) -> bool:
+        """Whether the row runs under these switches, on this layout, for this many rows."""
         condition = {
             "": True,
             "dcp": layout.dcp > 1,
@@ -72,6 +76,7 @@ class Row:
             "few kda heads": kda_heads < 12,
             "many kda heads": kda_heads >= 12,
         }[self.needs]
+        condition = condition and self.min_rows <= rows <= self.max_rows
         return condition and switches.issuperset(self.on) and switches.isdisjoint(self.off)
 
 

@@ -124,7 +124,7 @@ def build_program(
         )
 
     def add(row: Row, layer: int, kind: str, sources: int, next_layer: int | None) -> None:
-        if not row.applies(path.switches, layout, dims["kda_heads"]):
+        if not row.applies(path.switches, layout, dims["kda_heads"], dims["rows"]):
             return
         names = {**dims, "sources": sources}
         index = len(calls)

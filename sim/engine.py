@@ -444,7 +444,10 @@ class _Engine:
         self.span(run, Phase.L2, -1, -1)
 
     def compute_ps(self, one: Pass, sms: int) -> float:
-        """Arithmetic of a pass on the SMs that run it."""
+        """Arithmetic of a pass on the SMs that run it, or its chain of tile epilogues where that is longer."""
+        return max(self.flops_ps(one, sms), 2 * one.num_tile_epilogues * self.reduction_ps)
+
+    def flops_ps(self, one: Pass, sms: int) -> float:
         machine = self.machine
         share = sms / machine.num_sms
         if one.unit is Unit.CUDA_CORE:

@@ -17,6 +17,9 @@ from k3sim.model.program import Weight
 TILE_OUTPUTS = 128
 BITS_PER_WEIGHT = 4.25
 TASK_TILE_OUTPUTS = 32
+# Depth of the public grouped launches, from the slope of their public timings between one and eight rows: 3.8 to
+# 4.1 TB/s on GB300 and GB200 (AIConfigurator tables 2026-08, TP8 and TP16; k3opt README 2026-09).
+PUBLIC_BYTES_IN_FLIGHT = 24 * 1024
 MAX_BLOCKS = 128  # a persistent launch that fits every machine listed; further tiles follow in the same block
 
 
@@ -41,9 +44,11 @@ def _pass(
         unit=Unit.FP4,
         decoded_weights=int(num_weights),
         num_tensor_core_setups=num_tensor_core_setups,
-        # A tile ends with the wait for its last MMA (168 to 264 cycles on B200, SemiAnalysis microbenchmarks, as
-        # long as a block reduction) and an epilogue from tensor memory over the block.
-        num_block_reductions=2 * -(-num_tiles // num_blocks),
+        # A tile ends with the wait for its last MMA (168 to 264 cycles on B200, SemiAnalysis microbenchmarks: as
+        # long as a block reduction) and an epilogue from tensor memory over the block. All but the last run while
+        # the next tile's weights arrive.
+        num_tile_epilogues=-(-num_tiles // num_blocks) - 1,
+        num_block_reductions=2,
         barrier=barrier,
         num_barriers=1 if barrier is not Barrier.NONE else 0,
     )
@@ -53,12 +58,12 @@ def _num_experts(distinct_milli: int) -> int:
     return -(-distinct_milli // 1000)
 
 
-def _work(num_blocks: int, passes: tuple[Pass, ...]) -> Work:
+def _work(num_blocks: int, passes: tuple[Pass, ...], *, bytes_in_flight: int = 96 * 1024) -> Work:
     return Work(
         num_blocks=num_blocks,
         threads_per_block=256,
         smem_bytes_per_block=128 * 1024,
-        bytes_in_flight_per_block=96 * 1024,
+        bytes_in_flight_per_block=bytes_in_flight,
         max_blocks_per_sm=1,
         passes=passes,
     )
@@ -70,7 +75,7 @@ def gemm1(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: i
     experts = _num_experts(distinct_milli)
     # Expert table, then this tile's rows: two loads in series before the first weight address is known.
     one = _pass(w13, rows * top_k / experts, experts * -(-2 * width // TILE_OUTPUTS), num_dependent_loads=2)
-    return _work(one.num_blocks, (one,))
+    return _work(one.num_blocks, (one,), bytes_in_flight=PUBLIC_BYTES_IN_FLIGHT)
 
 
 def gemm2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, latent: int) -> Work:
@@ -78,7 +83,7 @@ def gemm2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: i
     (w2,) = weights
     experts = _num_experts(distinct_milli)
     one = _pass(w2, rows * top_k / experts, experts * -(-latent // TILE_OUTPUTS), num_dependent_loads=2)
-    return _work(one.num_blocks, (one,))
+    return _work(one.num_blocks, (one,), bytes_in_flight=PUBLIC_BYTES_IN_FLIGHT)
 
 
 def block(
