@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import simpy
 
+from k3sim.errors import UserError
 from k3sim.kernels.work import Work
 from k3sim.sim.machine import Machine
 
@@ -31,19 +32,33 @@ class SmSlots:
         self._env = env
         self._num_sms = int(machine.num_sms)
         self._smem_per_sm = int(machine.smem_bytes_per_sm)
+        self._smem_per_block = int(machine.max_smem_bytes_per_block)
         self._threads_per_sm = int(machine.threads_per_sm)
+        self._machine_name = machine.name
         self._free_smem = self._num_sms * self._smem_per_sm
         self._free_threads = self._num_sms * self._threads_per_sm
         self._waiting: list[tuple[Footprint, simpy.Event]] = []
 
     def footprint(self, work: Work) -> Footprint:
-        """The wave that a kernel holds when it has the chip to itself."""
+        """The wave that a kernel holds when it has the chip to itself.
+
+        Raises UserError when not even one block fits on an SM.
+        """
+        for what, needed, available in (
+            ("bytes of shared memory", work.smem_bytes_per_block, self._smem_per_block),
+            ("threads", work.threads_per_block, self._threads_per_sm),
+        ):
+            if needed > available:
+                raise UserError(
+                    f"a kernel of this path needs {needed} {what} in a block and {self._machine_name} has "
+                    f"{available}; use another machine or path, or correct the profile"
+                )
         per_sm = min(
             work.max_blocks_per_sm,
             self._threads_per_sm // work.threads_per_block,
             self._smem_per_sm // max(1, work.smem_bytes_per_block),
         )
-        blocks = min(work.num_blocks, self._num_sms * max(1, per_sm))
+        blocks = min(work.num_blocks, self._num_sms * per_sm)
         return Footprint(blocks, blocks * work.smem_bytes_per_block, blocks * work.threads_per_block)
 
     def _fits(self, wanted: Footprint) -> bool:
@@ -74,5 +89,3 @@ class SmSlots:
     def _take(self, wanted: Footprint) -> None:
         self._free_smem -= wanted.smem_bytes
         self._free_threads -= wanted.threads
-
-

@@ -1,0 +1,125 @@
+"""NVLink: ports, flights, visibility, groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import TINY
+
+from k3sim.sim.fabric import Fabric
+
+
+def fabric(num_ranks: int, *, all_ranks: bool = True, **machine: object) -> tuple[simpy.Environment, Fabric]:
+    env = simpy.Environment(initial_time=0)
+    ranks = tuple(range(num_ranks)) if all_ranks else (0,)
+    return env, Fabric(env, replace(TINY, **machine), ranks)  # type: ignore[arg-type]
+
+
+def bytes_of(one: Fabric, resource: str, end_ps: int) -> dict[int, float]:
+    return {
+        counter.rank: counter.bytes_until(end_ps) for counter in one.counters() if counter.resource == resource
+    }
+
+
+def test_a_push_is_visible_one_way_after_its_last_byte_left() -> None:
+    env, one = fabric(2)
+    exchange = one.exchange(7, 0, 2)
+    sent = one.push(0, exchange, 100)
+    env.run(until=sent)
+    assert env.now == 100
+    one.push(1, exchange, 50)
+    env.run(until=exchange.complete)
+    assert exchange.visible_ps == {0: 300, 1: 350}
+    assert env.now == 350
+    assert bytes_of(one, "nvlink egress", 350) == {0: 100, 1: 50}
+    assert bytes_of(one, "nvlink ingress", 350) == {1: 100, 0: 50}
+
+
+def test_a_fence_delays_what_is_seen_not_what_leaves() -> None:
+    env, one = fabric(2, all_ranks=False)
+    exchange = one.exchange(0, 0, 2)
+    env.run(until=one.push(0, exchange, 100, fenced=True))
+    assert env.now == 100
+    env.run()
+    assert exchange.visible_ps == {0: 360}
+
+
+def test_an_empty_push_is_a_flight() -> None:
+    env, one = fabric(2, all_ranks=False)
+    exchange = one.exchange(0, 0, 2)
+    one.push(0, exchange, 0)
+    env.run(until=exchange.complete)
+    assert env.now == 200
+
+
+def test_one_rank_stands_for_all_only_where_it_does_not_wait_for_others() -> None:
+    env, one = fabric(4)
+    exchange = one.exchange(0, 0, 4)
+    for rank in range(3):
+        one.push(rank, exchange, 10)
+    env.run()
+    assert not exchange.complete.triggered
+    one.push(3, exchange, 10)
+    env.run()
+    assert exchange.complete.triggered
+
+
+def test_groups_of_one_call_exchange_apart() -> None:
+    env, one = fabric(4)
+    left, right = one.exchange(0, 1, 2), one.exchange(0, 2, 2)
+    assert one.exchange(0, 0, 2) is left
+    assert left is not right
+    one.push(0, left, 100)
+    one.push(1, left, 100)
+    env.run()
+    assert left.complete.triggered and not right.complete.triggered
+    assert bytes_of(one, "nvlink ingress", 300) == {0: 100, 1: 100}
+
+
+@pytest.mark.parametrize(
+    ("multicast", "egress", "end_ps"),
+    [(True, 100, 700), (False, 700, 701)],  # without multicast a copy is 142857 bytes/us, rounded down
+)
+def test_copies_leave_the_port_once_with_multicast_and_once_a_peer_without(
+    multicast: bool, egress: int, end_ps: int
+) -> None:
+    for all_ranks in (False, True):
+        env, one = fabric(8, all_ranks=all_ranks, nvlink_multicast=multicast, nvlink_ingress_bytes_per_s=7e12)
+        exchange = one.exchange(0, 0, 8)
+        for rank in (0,) if not all_ranks else range(8):
+            sent = one.push(rank, exchange, 100)
+        env.run(until=sent)
+        # With multicast the port would be done at 100; all seven peers' data enters at 7 bytes a picosecond.
+        assert env.now == (100 if multicast else end_ps)
+        assert one.sent_bytes(100, 8) == egress
+        assert bytes_of(one, "nvlink egress", 1000)[0] == pytest.approx(egress, abs=1)
+        assert bytes_of(one, "nvlink ingress", 1000)[0] == pytest.approx(700, abs=1)
+
+
+@pytest.mark.parametrize(("in_switch", "load_ps"), [(True, 400 + 100), (False, 400 + 700)])
+def test_a_load_crosses_the_switch_and_returns_one_sum_or_every_part(in_switch: bool, load_ps: int) -> None:
+    _, one = fabric(8, nvlink_in_switch_reduction=in_switch)
+    assert one.load_ps(100, 8) == load_ps
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from((2, 4, 8)), st.booleans(), st.lists(st.integers(1, 5000), min_size=8, max_size=8))
+def test_what_leaves_arrives_and_no_port_is_above_its_capacity(
+    group_size: int, multicast: bool, sizes: list[int]
+) -> None:
+    env, one = fabric(8, nvlink_multicast=multicast)
+    for rank, num_bytes in enumerate(sizes):
+        one.push(rank, one.exchange(0, rank, group_size), num_bytes)
+    env.run()
+    end_ps = int(env.now)
+    sent, received = bytes_of(one, "nvlink egress", end_ps), bytes_of(one, "nvlink ingress", end_ps)
+    for rank, num_bytes in enumerate(sizes):
+        group = range(rank // group_size * group_size, (rank // group_size + 1) * group_size)
+        assert sent[rank] == pytest.approx(num_bytes * (1 if multicast else group_size - 1), abs=8)
+        assert received[rank] == pytest.approx(sum(sizes[peer] for peer in group if peer != rank), abs=8)
+    for counter in one.counters():
+        assert max(rate for _, rate in counter.steps) <= counter.capacity_bytes_per_us

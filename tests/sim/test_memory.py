@@ -1,0 +1,229 @@
+"""HBM and L2: what is resident, what an eviction costs, what a prefetch does and does not fetch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import PS, TINY
+
+from k3sim.sim.memory import HBM, L2, SPENT, L2Residency, Memory, StreamLimit, bytes_per_us, picoseconds
+
+FAST = StreamLimit(10**9, 10**9)
+
+
+def memory(**machine: object) -> tuple[simpy.Environment, Memory]:
+    env = simpy.Environment(initial_time=0)
+    return env, Memory(env, replace(TINY, **machine))  # type: ignore[arg-type]
+
+
+def regions(l2: L2Residency) -> dict[str, int]:
+    return {name: held for name, held in l2._regions.items() if held}
+
+
+# -- residency ----------------------------------------------------------------------------------------------------
+
+
+def test_a_full_cache_loses_the_same_share_of_everything() -> None:
+    l2 = L2Residency(1000)
+    l2.insert("a", 600)
+    l2.insert("b", 300)
+    l2.insert("c", 400)  # 300 too many of 900: a third goes
+    assert regions(l2) == {"a": 400, "b": 200, "c": 400}
+    assert l2.used_bytes == 1000
+
+
+def test_what_is_larger_than_the_cache_leaves_itself_alone_in_it() -> None:
+    l2 = L2Residency(1000)
+    l2.insert("a", 600)
+    l2.insert("b", 5000)
+    assert regions(l2) == {"b": 1000}
+
+
+def test_of_a_region_an_exponential_share_survives_other_traffic() -> None:
+    l2 = L2Residency(100_000_000)
+    l2.insert("w", 10_000_000)
+    l2.insert(SPENT, 90_000_000)
+    for _ in range(600):
+        l2.insert(SPENT, 100_000)
+    # 60 MB of traffic through 100 MB: exp(-0.6), as random replacement keeps it.
+    assert l2.resident("w") == pytest.approx(10_000_000 * math.exp(-0.6), rel=0.002)
+
+
+def test_bytes_that_were_used_make_room_like_any_others() -> None:
+    l2 = L2Residency(1000)
+    l2.insert("a", 600)
+    l2.spend("a", 200)
+    assert regions(l2) == {"a": 400, SPENT: 200}
+    assert l2.used_bytes == 600
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 1000),
+    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 1500), st.booleans()), max_size=40),
+)
+def test_residency_is_never_negative_and_never_above_capacity(
+    capacity: int, steps: list[tuple[str, int, bool]]
+) -> None:
+    l2 = L2Residency(capacity)
+    for region, num_bytes, inserts in steps:
+        if inserts:
+            l2.insert(region, num_bytes)
+            assert l2.resident(region) >= min(num_bytes, capacity)
+        else:
+            l2.spend(region, min(num_bytes, l2.resident(region)))
+        assert l2.used_bytes == sum(l2._regions.values()) <= capacity
+        assert min(l2._regions.values(), default=0) >= 0
+
+
+# -- reads --------------------------------------------------------------------------------------------------------
+
+
+def test_units() -> None:
+    assert bytes_per_us(8e12) == 8_000_000
+    assert bytes_per_us(1.0) == 1  # a rate is never zero
+    assert picoseconds(1.5e-9) == 1500
+
+
+def test_a_kernel_draws_what_its_bytes_in_flight_and_its_sms_allow() -> None:
+    _, one = memory(hbm_in_flight_curve=((100.0, 0.1e12), (1000.0, 1e12)), hbm_bytes_per_s_per_sm=0.3e12)
+    assert one.limit(10, 10, 100) == StreamLimit(100_000, 4_000_000)
+    assert one.limit(100, 20, 500) == StreamLimit(1_000_000, 4_000_000)  # L2 at the rate of all ten SMs
+    assert one.limit(2, 2, 1000) == StreamLimit(200_000, 800_000)
+    assert one.limit(2, 2, 5000) == StreamLimit(600_000, 800_000)  # two SMs draw no more
+    assert one.limit(10, 10, 10) == StreamLimit(10_000, 4_000_000)  # below the curve in proportion
+
+
+def test_weights_are_served_once_and_then_only_fill_the_cache() -> None:
+    env, one = memory()
+    env.run(until=one.prefetch("w", 300, FAST))
+    hbm, l2, from_hbm, from_l2 = one.fetch("w", 500, FAST, reused=False)
+    env.run(until=hbm & l2)
+    assert (from_hbm, from_l2) == (200, 300)
+    assert env.now == 300 + 200
+    assert one.l2.resident("w") == 0
+    assert one.l2.used_bytes == 500
+    assert one.split("w", 500) == (500, 0)
+
+
+def test_a_reused_region_is_found_again() -> None:
+    env, one = memory()
+    assert one.fetch("kv", 500, FAST, reused=True)[2:] == (500, 0)
+    assert one.fetch("kv", 800, FAST, reused=True)[2:] == (300, 500)
+    assert one.l2.resident("kv") == 800
+    env.run()
+
+
+def test_bytes_without_a_region_always_come_from_hbm() -> None:
+    env, one = memory()
+    for _ in range(2):
+        assert one.fetch("", 500, FAST, reused=False)[2:] == (500, 0)
+    env.run()
+
+
+def test_hbm_traffic_crosses_the_l2_port() -> None:
+    env, one = memory(l2_read_bytes_per_s=1e12)
+    one.l2.insert("w", 1000)
+    _, l2, _, _ = one.fetch("w", 1000, FAST, reused=False)
+    hbm, _, _, _ = one.fetch("", 1000, FAST, reused=False)
+    env.run(until=l2 & hbm)
+    assert env.now == 2000
+    counters = {counter.resource: counter.bytes_until(2000) for counter in one.counters(0)}
+    assert counters == {HBM: 1000, L2: 2000}
+
+
+def test_a_dependent_load_queues_behind_hbm_traffic() -> None:
+    env, one = memory(l2_near_latency_s=8 * PS, l2_far_latency_s=12 * PS, l2_loaded_latency_s=50 * PS)
+    assert one.latency_ps() == 10
+    one.fetch("", 1000, StreamLimit(250_000, 1), reused=False)
+    env.run(until=1)
+    assert one.latency_ps() == 20  # a quarter of the way to 50
+    env.run()
+    assert one.latency_ps() == 10
+
+
+# -- prefetch -----------------------------------------------------------------------------------------------------
+
+CHUNK = Memory.PREFETCH_CHUNK_BYTES
+
+
+def test_a_prefetch_does_not_repeat_what_is_there() -> None:
+    env, one = memory(l2_effective_bytes=10 * CHUNK)
+    one.l2.insert("w", CHUNK)
+    done = one.prefetch("w", 3 * CHUNK, FAST)
+    env.run(until=done)
+    assert done.value == 2 * CHUNK
+    assert env.now == 2 * CHUNK
+    assert one.l2.resident("w") == 3 * CHUNK
+
+
+def test_a_prefetch_stops_where_a_kernel_takes_over_and_finishes_its_chunk() -> None:
+    env, one = memory(l2_effective_bytes=10 * CHUNK)
+    done = one.prefetch("w", 4 * CHUNK, FAST)
+    env.run(until=CHUNK + CHUNK // 2)
+    assert one.fetch("w", 4 * CHUNK, FAST, reused=False)[2:] == (3 * CHUNK, CHUNK)
+    env.run(until=done)
+    assert done.value == 2 * CHUNK
+    env.run()
+
+
+def test_a_prefetch_of_a_part_that_a_kernel_read_fetches_the_rest() -> None:
+    env, one = memory(l2_effective_bytes=10 * CHUNK)
+    hbm, _, _, _ = one.fetch("w", CHUNK, FAST, reused=False)
+    env.run(until=hbm)
+    done = one.prefetch("w", 3 * CHUNK, FAST)
+    env.run(until=done)
+    assert done.value == 2 * CHUNK
+    assert one.fetch("w", 2 * CHUNK, FAST, reused=False)[2:] == (0, 2 * CHUNK)
+    env.run()
+
+
+def test_a_prefetch_larger_than_l2_ends_though_it_evicts_itself() -> None:
+    env, one = memory(l2_effective_bytes=2 * CHUNK)
+    done = one.prefetch("w", 5 * CHUNK, FAST)
+    env.run(until=done)
+    assert done.value == 5 * CHUNK
+    assert one.l2.resident("w") == one.l2.used_bytes == 2 * CHUNK
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(("fetch", "reuse", "write", "prefetch")),
+            st.sampled_from(("", "v", "w")),
+            st.integers(0, 30_000),
+            st.integers(0, 20_000),
+        ),
+        max_size=15,
+    )
+)
+def test_hbm_and_l2_serve_what_was_asked_and_nothing_else(steps: list[tuple[str, str, int, int]]) -> None:
+    env, one = memory()
+    hbm_bytes, l2_bytes, prefetched = 0, 0, []
+    for action, region, num_bytes, pause_ps in steps:
+        if action == "write":
+            one.write(num_bytes, FAST)
+            hbm_bytes += num_bytes
+        elif action == "prefetch":
+            prefetched.append(one.prefetch(region or "v", num_bytes, FAST))
+        else:
+            _, _, from_hbm, from_l2 = one.fetch(region, num_bytes, FAST, reused=action == "reuse" and bool(region))
+            assert from_hbm + from_l2 == num_bytes
+            assert min(from_hbm, from_l2) >= 0
+            hbm_bytes += from_hbm
+            l2_bytes += from_l2
+        env.run(until=env.now + pause_ps + 1)
+        assert 0 <= one.l2.used_bytes == sum(one.l2._regions.values()) <= one.l2.capacity_bytes
+    env.run()
+    hbm_bytes += sum(done.value for done in prefetched)
+    served = {counter.resource: counter.bytes_until(int(env.now)) for counter in one.counters(0)}
+    slack = 5 * (len(steps) + 1)  # less than one picosecond at full rate a transfer
+    assert served.get(HBM, 0) == pytest.approx(hbm_bytes, abs=slack)
+    assert served.get(L2, 0) == pytest.approx(hbm_bytes + l2_bytes, abs=slack)
+    assert served.get(HBM, 0) >= hbm_bytes - 1e-3

@@ -1,0 +1,117 @@
+"""Room on the SMs: what a kernel holds, who waits, and who gets room back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import TINY, call, reads, simulate, stream, work
+
+from k3sim.errors import UserError
+from k3sim.kernels.work import Pass
+from k3sim.sim.sm_slots import Footprint, SmSlots
+
+NOTHING = Pass()
+
+
+def slots() -> tuple[simpy.Environment, SmSlots]:
+    env = simpy.Environment()
+    return env, SmSlots(env, TINY)
+
+
+@pytest.mark.parametrize(
+    ("shape", "blocks"),
+    [
+        ({"num_blocks": 7}, 7),
+        ({"num_blocks": 1000}, 80),  # registers allow eight on each of ten SMs
+        ({"num_blocks": 1000, "threads_per_block": 300}, 30),  # 1000 threads an SM
+        ({"num_blocks": 1000, "smem_bytes_per_block": 400}, 20),  # 1000 bytes an SM
+        ({"num_blocks": 1000, "smem_bytes_per_block": 0}, 80),
+    ],
+)
+def test_a_kernel_holds_one_full_wave(shape: dict[str, int], blocks: int) -> None:
+    one = work(NOTHING, **shape)
+    assert slots()[1].footprint(one) == Footprint(
+        blocks, blocks * one.smem_bytes_per_block, blocks * one.threads_per_block
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"smem_bytes_per_block": 1001}, "1001 bytes of shared memory in a block and gb300 has 1000"),
+        ({"threads_per_block": 1001}, "1001 threads in a block and gb300 has 1000"),
+    ],
+)
+def test_a_block_that_no_sm_can_hold_is_refused(shape: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        slots()[1].footprint(work(NOTHING, num_blocks=1, **shape))
+
+
+def test_a_refusal_reaches_the_caller_of_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = replace(TINY, smem_bytes_per_sm=200, max_smem_bytes_per_block=50)
+    with pytest.raises(UserError, match="shared memory"):
+        simulate(monkeypatch, {"a": stream(1)}, [call(0, "a")], machine, num_ranks=1)
+
+
+def test_threads_and_shared_memory_are_both_limits() -> None:
+    _, sms = slots()
+    assert sms.acquire(Footprint(10, 9000, 2000)) is None
+    assert sms.acquire(Footprint(10, 2000, 100)) is not None
+    _, sms = slots()
+    assert sms.acquire(Footprint(10, 100, 9000)) is None
+    assert sms.acquire(Footprint(10, 100, 2000)) is not None
+    assert sms.acquire(Footprint(10, 9900, 1000)) is None
+
+
+def test_room_goes_to_the_longest_waiting_that_fits_and_it_learns_who_left() -> None:
+    env, sms = slots()
+    large, small = Footprint(10, 8000, 10), Footprint(1, 3000, 10)
+    assert sms.acquire(Footprint(10, 9000, 10)) is None
+    waiting = [sms.acquire(one) for one in (large, small, small)]
+    assert all(one is not None and not one.triggered for one in waiting)
+    sms.release(Footprint(10, 3000, 0), by=41)  # 4000 are free: the first small one passes the large one
+    env.run()
+    assert [one is not None and one.triggered for one in waiting] == [False, True, False]
+    assert waiting[1] is not None and waiting[1].value == 41
+    sms.release(Footprint(10, 6000, 10), by=42)  # 7000 are free, still too few for the large one
+    sms.release(small, by=43)
+    env.run()
+    assert [one is not None and one.triggered for one in waiting] == [False, True, True]
+    sms.release(small, by=44)
+    env.run()
+    assert waiting[0] is not None and waiting[0].value == 44
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 50)), max_size=30))
+def test_room_never_runs_below_zero_and_all_of_it_comes_back(kernels: list[tuple[int, int, int]]) -> None:
+    env, sms = slots()
+    held = []
+
+    def one(smem: int, threads: int, duration: int):  # type: ignore[no-untyped-def]
+        wanted = Footprint(1, smem, threads)
+        granted = sms.acquire(wanted)
+        if granted is not None:
+            yield granted
+        held.append(wanted)
+        assert sum(every.smem_bytes for every in held) <= 10_000
+        assert sum(every.threads for every in held) <= 10_000
+        yield env.timeout(duration)
+        held.remove(wanted)
+        sms.release(wanted, by=0)
+
+    for smem, threads, duration in kernels:
+        env.process(one(smem, threads, duration))
+    env.run()
+    assert held == []
+    assert sms.acquire(Footprint(1, 10_000, 10_000)) is None
+
+
+def test_two_kernels_in_turn_on_a_full_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = work(Pass(reads=(reads(1000),)), smem_bytes_per_block=1000)
+    timeline = simulate(monkeypatch, {"a": full}, [call(0, "a"), call(1, "a", stream="aux")], num_ranks=1)
+    assert [(run.start_ps, run.end_ps) for run in timeline.kernels] == [(0, 2100), (0, 4200)]
