@@ -171,6 +171,26 @@ def machines(
         print_machine(loaded[0])
 
 
+@app.command(epilog="Example: k3sim validate")
+def validate(json_output: Json = False) -> None:
+    """Predictions beside published readings: steps, the stages of a layer, kernels."""
+    from dataclasses import asdict
+
+    from k3sim.calibrate.validate import kernel_rows, layer_rows, step_rows
+    from k3sim.report import dump_json
+
+    tables = {"steps_ms": step_rows(), "kda_layer_us": layer_rows(), "kernels_us": kernel_rows()}
+    if json_output:
+        document = {
+            name: [{**asdict(row), "error": row.error} for row in rows] for name, rows in tables.items()
+        }
+        sys.stdout.write(dump_json(document))
+        return
+    from k3sim.tables import print_validation
+
+    print_validation(tables)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: a mistake in the input is one line on standard error and exit status 2."""
     try:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from k3sim.calibrate.validate import Row
 from k3sim.comparison import Comparison
 from k3sim.report import Report
 from k3sim.sim.machine import Machine, describe
@@ -107,6 +108,19 @@ def print_machine(machine: Machine) -> None:
         ) else str(value)
         console.print(f"\n{row['field']} = {shown} {row['unit']}  ({row['kind']}, {row['low']:g} to {row['high']:g})")
         console.print(f"    {row['source']}", soft_wrap=True)
+
+
+def print_validation(tables: Mapping[str, Sequence[Row]]) -> None:
+    """Measured, predicted and error of each table, then the median and the worst."""
+    console = _console()
+    for name, rows in tables.items():
+        quantity, unit = name.rsplit("_", 1)
+        table = _table(quantity.replace("_", " "), f"measured {unit}", f"predicted {unit}", "error")
+        for row in rows:
+            table.add_row(row.label, f"{row.measured:.2f}", f"{row.predicted:.2f}", f"{100 * row.error:+.1f} %")
+        console.print(table)
+        errors = sorted(abs(row.error) for row in rows)
+        console.print(f"median {100 * errors[len(errors) // 2]:.1f} %, worst {100 * errors[-1]:.1f} %\n")
 
 
 def _waits(paths: Mapping[str, Prediction]) -> Table:
