@@ -75,12 +75,6 @@ def ask(options: Options) -> tuple[Question, ExecutionPath]:
         raise UserError(f"routing skew is {options.routing_skew}; accepted: 0 (uniform) to 4")
     if not 0 <= options.seed < 2**31:
         raise UserError(f"seed is {options.seed}; accepted: 0 to {2**31 - 1}")
-    if layout.num_gpus > machine.nvlink_domain_gpus and layout.tp > machine.nvlink_domain_gpus:
-        raise UserError(
-            f"tensor parallel {layout.tp} spans more than the {machine.nvlink_domain_gpus} GPUs of one NVLink domain "
-            f"of {machine.name}, and other networks are not modelled; use --tp {machine.nvlink_domain_gpus} or less, "
-            "or an NVL72 machine"
-        )
     pads = path.pads_experts if options.pad_experts is None else options.pad_experts
     check_fits(
         architecture,
@@ -104,6 +98,17 @@ def ask(options: Options) -> tuple[Question, ExecutionPath]:
         folded=skew is not Skew.SAMPLED,
     )
     return question, path
+
+
+def warnings_of(question: Question) -> list[str]:
+    """What a reader must know before using the answer."""
+    machine, tp = question.machine, question.layout.tp
+    if tp > machine.nvlink_domain_gpus:
+        return [
+            f"{tp} ranks span more than the {machine.nvlink_domain_gpus} GPUs of one NVLink domain of {machine.name}: "
+            "exchanges are priced as if they shared one, no network between domains is modelled"
+        ]
+    return []
 
 
 def writable_folder(folder: str | Path) -> Path:

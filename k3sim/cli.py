@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from k3sim.ask import Options, ask, parse_side, writable_folder
+from k3sim.ask import Options, ask, parse_side, warnings_of, writable_folder
 from k3sim.errors import UserError
 
 app = typer.Typer(
@@ -90,8 +90,10 @@ def timeline(
         concurrency=concurrency, context=context, kv_dtype=kv_dtype, seed=seed, skew=skew,
         routing_skew=routing_skew, pad_experts=pad_experts, model=model,
     )  # fmt: skip
-    ask(options)
+    question, _ = ask(options)
     folder = writable_folder(out)
+    for warning in warnings_of(question):
+        sys.stderr.write(f"k3sim: warning: {warning}\n")
     report = predict_options(options)
     files = report.write(folder)
     if json_output:
@@ -136,7 +138,8 @@ def compare(
     )  # fmt: skip
     sides = (parse_side(before, base), parse_side(after, base))
     for side in sides:
-        ask(side)
+        for warning in warnings_of(ask(side)[0]):
+            sys.stderr.write(f"k3sim: warning: {warning}\n")
     folder = writable_folder(out)
     comparison = compare_options(*sides, labels=(before, after))
     files = comparison.write(folder)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k3sim.ask import Options, ask
+from k3sim.ask import Options, ask, warnings_of
 from k3sim.report import SCHEMA_VERSION, _bar, _card, dump_json, summary
 from k3sim.sim.machine import describe
 from k3sim.sim.predict import Prediction, difference_us, predict
@@ -101,6 +101,7 @@ def _side(side: Side) -> dict[str, Any]:
         "concurrency": question.workload.concurrency,
         "context": question.workload.context,
         **summary(side.prediction),
+        "warnings": warnings_of(question),
         "command": side.options.command(),
     }
 

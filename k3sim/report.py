@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from k3sim.ask import warnings_of
 from k3sim.sim.machine import describe
 from k3sim.sim.predict import Prediction, Question, difference_us
 from k3sim.sim.timeline import PS_PER_US, Timeline
@@ -128,6 +129,7 @@ class Report:
             "command": self.command,
             "machine_values": describe(question.machine),
             "not_modelled": list(NOT_MODELLED),
+            "warnings": warnings_of(question),
             "files": dict(files or {}),
         }
 
@@ -188,7 +190,7 @@ class Report:
             "command": self.command,
             "versions": {"k3sim": __version__},
             "machine_values": describe(question.machine),
-            "not_modelled": list(NOT_MODELLED),
+            "not_modelled": [*warnings_of(question), *NOT_MODELLED],
         }
 
 
