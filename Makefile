@@ -1,0 +1,73 @@
+# Every target works in a fresh checkout: it needs Python 3.10 to 3.13 with venv, and a package registry.
+#
+#   make timeline    predict one decode step for one user; files in k3sim-out/
+#   make test        the tests, the documented commands among them
+#   make lint        style
+#   make typecheck   build the wheel, install it apart, check its types as a user's checker sees them
+#   make wheel       the same installation, its size and contents checked, the default command run from it
+#   make docs        only the documented commands and examples
+#   make bench       start-up, speed, memory and repeatability against their budgets
+#   make readme      rewrite what README.md shows of a run: the output and the picture (needs chromium)
+#   make clean       remove what the targets made
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WHEEL_BIN := build/installed/bin
+PIP_INSTALL := -m pip --disable-pip-version-check --quiet install
+
+.DEFAULT_GOAL := timeline
+.PHONY: timeline test lint typecheck wheel docs bench readme picture clean
+
+timeline: $(VENV)/.base
+	$(BIN)/k3sim timeline --concurrency 1
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n auto --dist loadfile
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+
+docs: $(VENV)/.test
+	$(BIN)/python -m pytest tests/test_documentation.py
+
+bench: $(VENV)/.base
+	$(BIN)/python benchmarks/run.py
+
+readme: picture
+	$(BIN)/python docs/readme_output.py
+
+picture: $(VENV)/.base
+	$(BIN)/python docs/picture.py
+
+wheel: build/installed/.wheel
+	$(WHEEL_BIN)/python tests/check_installed_wheel.py
+
+# Types are checked on the installed package: in the tree its folders do not lie under k3sim.
+typecheck: build/installed/.mypy
+	cd build/empty && ../installed/bin/mypy --config-file ../../pyproject.toml --cache-dir ../mypy -p k3sim
+
+clean:
+	rm -rf $(VENV) build k3sim-out k3sim.egg-info
+
+$(VENV)/.base: pyproject.toml
+	$(PYTHON) -m venv $(VENV) || { echo "no virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(BIN)/python $(PIP_INSTALL) --editable .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.base
+	$(BIN)/python $(PIP_INSTALL) --editable '.[test]'
+	touch $@
+
+# build/lib is removed first: a wheel takes in whatever an earlier build left there.
+build/installed/.wheel: $(shell git ls-files '*.py' '*.json' pyproject.toml 2>/dev/null)
+	rm -rf build/lib build/installed build/dist build/empty
+	mkdir -p build/empty
+	$(PYTHON) -m venv build/installed
+	$(WHEEL_BIN)/python -m pip --disable-pip-version-check --quiet wheel --no-deps --wheel-dir build/dist .
+	$(WHEEL_BIN)/python $(PIP_INSTALL) build/dist/k3sim-*.whl
+	touch $@
+
+build/installed/.mypy: build/installed/.wheel
+	$(WHEEL_BIN)/python $(PIP_INSTALL) 'mypy>=1.18' 'pandas-stubs>=2.1'
+	touch $@

@@ -1,0 +1,258 @@
+"""The documentation is true: its commands and examples run, its keys and words are those of the program.
+
+Every ``k3sim`` command of a ``bash`` or ``console`` block runs, in the order of its page and in an empty folder, and
+after them the Python blocks of the page as one program. A command that ends in ``# exit status 2`` must be refused
+with the line below it. What stands below a command is what it writes to standard error, such as a warning; what it
+prints may not stand on a page, since predicted numbers change. Commands of other
+programs are not run: ``make`` and ``pip`` install, which is the job of the continuous integration.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k3sim.model.paths import PATH_NAMES, SWITCHES
+from k3sim.sim.timeline import Phase
+from k3sim.sim.waits import Part
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+BIN = Path(sys.executable).parent
+REFUSED = "# exit status 2"
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing a reader would do: a shell command or a Python block, and what is shown under it."""
+
+    language: str
+    text: str
+    shown: str = ""
+
+
+def fenced(page: Path) -> Iterator[tuple[str, str]]:
+    """(language, text) of every fenced block."""
+    yield from re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def steps(page: Path) -> list[Step]:
+    """Everything on a page that runs, in order."""
+    found: list[Step] = []
+    for language, text in fenced(page):
+        if language == "python":
+            found.append(Step("python", text))
+        elif language == "bash":
+            found += [Step("bash", line) for line in text.replace("\\\n", " ").splitlines() if runs(line)]
+        elif language == "console":
+            for block in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+                command, _, shown = block.partition("\n")
+                assert runs(command), f"{page.name}: {command!r} cannot be checked"
+                found.append(Step("bash", command, shown))
+    return found
+
+
+def runs(command: str) -> bool:
+    return command.startswith("k3sim ")
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "NO_COLOR": "1"}
+
+
+def run_command(step: Step, folder: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", step.text], cwd=folder, env=environment(), capture_output=True, text=True
+    )
+    if step.text.rstrip().endswith(REFUSED):
+        assert (done.returncode, done.stdout) == (2, ""), step.text
+        assert done.stderr == step.shown, step.text
+    else:
+        assert done.returncode == 0, f"{step.text}\n{done.stderr}"
+        assert done.stderr == step.shown, step.text
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if steps(page)], ids=name_of)
+def test_what_a_page_tells_to_do_works(page: Path, tmp_path: Path) -> None:
+    for step in steps(page):
+        if step.language == "bash":
+            run_command(step, tmp_path)
+    # Blocks of a page share their names, as when they are pasted one after the other.
+    program = "".join(step.text for step in steps(page) if step.language == "python")
+    if program:
+        done = subprocess.run(
+            [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", program],
+            cwd=tmp_path,
+            env=environment(),
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout, "an example shows nothing"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert broken == []
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {name for name in pages if f"]({name})" not in index} == set()
+
+
+def test_the_front_page_shows_what_the_program_prints() -> None:
+    spec = importlib.util.spec_from_file_location("readme_output", ROOT / "docs" / "readme_output.py")
+    assert spec is not None and spec.loader is not None
+    readme_output = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(readme_output)
+    readme = (ROOT / "README.md").read_text()
+    assert readme == readme_output.rewritten(readme), "out of date: run 'make readme' and commit what it changed"
+
+
+def test_the_picture_is_small_enough_for_a_front_page() -> None:
+    picture = (ROOT / "docs" / "picture.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) < 300_000
+
+
+# -- the glossary -----------------------------------------------------------------------------------------------------
+
+
+def table(page: str, heading: str) -> list[list[str]]:
+    """Rows of the table under a heading, without its head; cells stripped of spaces and code marks."""
+    text = (ROOT / "docs" / page).read_text()
+    section = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section is not None, f"{page} has no section {heading!r}"
+    rows = re.findall(r"^\|(.+)\|$", section.group(1), re.MULTILINE)
+    return [[cell.strip().strip("`") for cell in row.split("|")] for row in rows[2:]]
+
+
+def test_the_glossary_has_every_part_in_order() -> None:
+    assert [row[:2] for row in table("glossary.md", "Parts of the step")] == [[one.word, one.value] for one in Part]
+
+
+def test_the_glossary_has_every_phase_in_order() -> None:
+    assert [row[0] for row in table("glossary.md", "Phases of a kernel")] == [phase.value for phase in Phase]
+
+
+def test_the_glossary_has_every_path_and_switch() -> None:
+    assert [row[0] for row in table("glossary.md", "Paths and switches")] == [*PATH_NAMES, *SWITCHES]
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One real document of each command."""
+    folder = tmp_path_factory.mktemp("json")
+    commands = {
+        "timeline": ("timeline", "--without", "prefetch"),
+        "compare": ("compare", "path=stock", "path=fused"),
+        "machines": ("machines",),
+        "validate": ("validate",),
+    }
+    found: dict[str, Any] = {}
+    for name, words in commands.items():
+        done = subprocess.run(
+            [BIN / "k3sim", *words, "--json"], cwd=folder, check=True, capture_output=True, text=True
+        )
+        found[name] = json.loads(done.stdout)
+    return found
+
+
+def json_type(value: Any) -> set[str]:
+    """Every word of the type column that describes a value."""
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, int):
+        return {"integer", "number"}
+    if isinstance(value, float):
+        return {"number"}
+    if isinstance(value, str):
+        return {"string"}
+    if isinstance(value, list):
+        inner = set.intersection(*(json_type(one) for one in value)) if value else set[str]()
+        return {"array", *(f"array of {name}" for name in inner)} | ({"array of string"} if not value else set())
+    inner = set.intersection(*(json_type(one) for one in value.values()))
+    return {"object", *(f"map of {name}" for name in inner)}
+
+
+def check(heading: str, objects: list[dict[str, Any]]) -> None:
+    """The keys under a heading, and their types, are those of every one of the real objects."""
+    rows = table("json.md", heading)
+    assert objects, f"no example of {heading}"
+    for one in objects:
+        assert [row[0] for row in rows] == list(one), heading
+        for key, types, *_ in rows:
+            assert set(types.split(" or ")) & json_type(one[key]), f"{heading}: {key} is {one[key]!r:.60}"
+
+
+def test_documented_keys_of_timeline(documents: dict[str, Any]) -> None:
+    document = documents["timeline"]
+    check("timeline", [document])
+    check("summary", [document[path] for path in PATH_NAMES])
+    for name in ("switches_added", "switches_removed", "critical_path", "stages", "machine_values"):
+        check(name, document[name])
+    assert {one["stream"] for one in document["stages"]} == {"main", "aux", "host"}
+    assert set(document["waits_us"]) <= {part.value for part in Part}
+
+
+def test_documented_keys_of_compare(documents: dict[str, Any]) -> None:
+    document = documents["compare"]
+    check("compare", [document])
+    check("side", [document["before"], document["after"]])
+
+
+def test_documented_keys_of_machines(documents: dict[str, Any]) -> None:
+    document = documents["machines"]
+    check("machines", [document])
+    check("machine", document["machines"])
+    check("machine_values", [row for one in document["machines"] for row in one["values"]])
+
+
+def test_documented_keys_of_validate(documents: dict[str, Any]) -> None:
+    document = documents["validate"]
+    check("validate", [document])
+    check("reading", [row for rows in document.values() for row in rows])
+
+
+def test_what_is_said_to_add_up_does(documents: dict[str, Any]) -> None:
+    document = documents["timeline"]
+    assert sum(document["waits_us"].values()) == pytest.approx(document["step_us"], abs=1e-6)
+    assert sum(one["us"] for one in document["critical_path"]) == pytest.approx(document["step_us"], abs=1e-6)
+    for one in document["switches_removed"]:
+        assert sum(one["waits_delta_us"].values()) == pytest.approx(one["cost_us"], abs=1e-6)
+        assert one["step_us"] - document["fused"]["step_us"] == pytest.approx(one["cost_us"], abs=1e-6)
+    assert document["switches_added"][0]["step_us"] == document["stock"]["step_us"]
+    assert document["switches_added"][-1]["step_us"] == document["fused"]["step_us"]

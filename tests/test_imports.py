@@ -1,0 +1,102 @@
+"""The direction of imports, read from the source: model <- kernels/*/cost <- sim <- calibrate <- k3sim.
+
+An import that is only for type checkers counts too: it would tie the folders just the same.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ERRORS = "k3sim.errors"  # the one module of the front door that every folder may use
+GPU_PACKAGES = ("torch", "cutlass", "cuda", "triton")
+
+# What each folder may import of the project, besides k3sim.errors.
+ALLOWED = {
+    "model": ("k3sim.model",),
+    "cost": ("k3sim.model", "k3sim.kernels.work", "cost functions"),
+    "kernels": ("k3sim.model", "k3sim.kernels"),
+    "sim": ("k3sim.model", "k3sim.kernels.work", "k3sim.kernels.costs", "k3sim.sim"),
+    "calibrate": ("k3sim.model", "k3sim.kernels", "k3sim.sim", "k3sim.calibrate"),
+    "k3sim": ("k3sim",),
+}
+
+
+def sources() -> list[Path]:
+    folders = ("model", "sim", "kernels", "calibrate", "k3sim")
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    """The row of the table that a file falls under."""
+    parts = path.relative_to(ROOT).parts
+    if parts[0] == "kernels" and (path.name == "cost.py" or parts[1:] in (("work.py",), ("costs.py",))):
+        return "cost"
+    return parts[0]
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Absolute names of everything that a file imports, wherever in the file it does so."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.relative_to(ROOT)} line {node.lineno}: imports are absolute"
+            assert node.module is not None
+            # "from k3sim.kernels import work" imports the module k3sim.kernels.work
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def is_cost_function(name: str) -> bool:
+    return within(name, "k3sim.kernels") and "cost" in name.split(".")[3:4]
+
+
+def allows(part: str, name: str) -> bool:
+    if within(name, ERRORS):
+        return True
+    return any(is_cost_function(name) if one == "cost functions" else within(name, one) for one in ALLOWED[part])
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_imports_only_its_folder_and_those_before_it(path: Path) -> None:
+    names = [name for name in imported(path) if within(name, "k3sim")]
+    refused = [name for name in names if not allows(part_of(path), name)]
+    assert refused == [], f"{part_of(path)} may import {', '.join(ALLOWED[part_of(path)])} and {ERRORS}"
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_predicts_needs_no_gpu_package(path: Path) -> None:
+    if part_of(path) not in ("model", "cost", "sim", "k3sim"):
+        pytest.skip("runs kernels or measures them")
+    assert [name for name in imported(path) if name.split(".")[0] in GPU_PACKAGES] == []
+
+
+def test_the_table_refuses_each_step_to_the_right() -> None:
+    for part, name in (
+        ("model", "k3sim.kernels.work.Work"),
+        ("model", "k3sim.sim.timeline.Timeline"),
+        ("model", "k3sim.Options"),
+        ("cost", "k3sim.sim.machine.Machine"),
+        ("cost", "k3sim.kernels.skinny_gemv.launch.skinny_gemv"),
+        ("kernels", "k3sim.sim.machine.Machine"),
+        ("sim", "k3sim.kernels.skinny_gemv.reference.skinny_gemv"),
+        ("sim", "k3sim.calibrate.fit"),
+        ("calibrate", "k3sim.cli.app"),
+    ):
+        assert not allows(part, name), f"{part} may import {name}"
+    for part, name in (
+        ("model", "k3sim.errors.UserError"),
+        ("cost", "k3sim.kernels.router_topk.cost.selection"),
+        ("cost", "k3sim.kernels.skinny_gemv.cost"),
+        ("sim", "k3sim.kernels.costs.work_of"),
+        ("k3sim", "k3sim.sim.predict.predict"),
+    ):
+        assert allows(part, name), f"{part} may not import {name}"

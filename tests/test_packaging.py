@@ -1,0 +1,98 @@
+"""The package that gets installed: version, public names, folders and data files."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import k3sim
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("k3sim", "model", "sim", "kernels", "calibrate")
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, Any]:
+    if not (ROOT / "pyproject.toml").exists():
+        pytest.skip("not a source tree")
+    loaded: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return loaded
+
+
+def package_of(folder: Path) -> str:
+    dotted = ".".join(folder.relative_to(ROOT).parts)
+    return dotted if dotted.startswith("k3sim") else f"k3sim.{dotted}"
+
+
+def tracked(pattern: str) -> list[Path]:
+    """Files of the repository, so that a build's leftovers do not count."""
+    done = subprocess.run(["git", "ls-files", pattern], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip("not a git checkout")
+    return [Path(line) for line in done.stdout.splitlines() if (ROOT / line).exists()]
+
+
+def test_version_is_one_number_everywhere(project: dict[str, Any]) -> None:
+    assert k3sim.__version__ == project["project"]["version"] == version("k3sim")
+    latest = re.search(r"^## \[(\d+\.\d+\.\d+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert latest is not None
+    assert latest.group(1) == k3sim.__version__
+
+
+def test_every_public_name_exists_and_nothing_else_looks_public() -> None:
+    assert sorted(k3sim.__all__) == list(k3sim.__all__)
+    assert all(hasattr(k3sim, name) for name in k3sim.__all__)
+    own = {
+        name
+        for name, value in vars(k3sim).items()
+        if not name.startswith("_") and getattr(value, "__module__", "").startswith("k3sim")
+    }
+    # what the command line calls with an object that it has checked already
+    assert own - {"predict_options"} <= set(k3sim.__all__)
+
+
+def test_every_folder_with_code_is_a_package_of_the_wheel(project: dict[str, Any]) -> None:
+    on_disk = {
+        package_of(path.parent): "/".join(path.parent.relative_to(ROOT).parts)
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    setuptools = project["tool"]["setuptools"]
+    assert set(setuptools["packages"]) == set(on_disk)
+    assert setuptools["package-dir"] == on_disk
+
+
+def test_every_data_file_is_named_for_the_wheel(project: dict[str, Any]) -> None:
+    listed = project["tool"]["setuptools"]["package-data"]
+    data = [
+        path
+        for path in tracked("*")
+        if path.parts[0] in FOLDERS and path.suffix not in (".py", ".md") and path.name != ".gitignore"
+    ]
+    assert data, "no data file is tracked"
+    unlisted = []
+    for path in data:
+        # the nearest folder that is a package, and the file's place under it
+        package = next(parent for parent in (ROOT / path).parents if (parent / "__init__.py").exists())
+        inside = (ROOT / path).relative_to(package)
+        if not any(inside.match(pattern) for pattern in listed.get(package_of(package), ())):
+            unlisted.append(str(path))
+    assert unlisted == []
+
+
+def test_plain_requirements_bring_no_gpu_package(project: dict[str, Any]) -> None:
+    plain = " ".join(project["project"]["dependencies"]).lower()
+    assert "torch" not in plain
+    assert "cutlass" not in plain
+    assert "torch" in " ".join(project["project"]["optional-dependencies"]["gpu"])
