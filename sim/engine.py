@@ -231,7 +231,9 @@ class _Engine:
         begun_ps = int(env.now)
         for position, one in enumerate(work.passes):
             if both_ways and position == 1:
+                self.vary(gpu, call, begun_ps)
                 yield from self.exchange_inside(rank, call, state, work)
+                begun_ps = int(env.now)
             is_last = position + 1 == len(work.passes)
             triggers = state if call.trigger == "stream" and is_last else None
             yield from self.stream_pass(room, one, ahead.get(position), triggers)
@@ -239,7 +241,9 @@ class _Engine:
                 ahead[position + 1] = self.start_early(room, work.passes[position + 1])
             yield from self.reduce_pass(room, one)
         if both_ways and len(work.passes) == 1:
+            self.vary(gpu, call, begun_ps)
             yield from self.exchange_inside(rank, call, state, work)
+            begun_ps = int(env.now)
         if call.sends and not both_ways:
             sent_ps = int(env.now)
             exchange = self.fabric.exchange(call.index, rank, call.group_size)
@@ -247,8 +251,7 @@ class _Engine:
             self.span(run, Phase.SEND, -1, sent_ps)
             run.sent_bytes = self.fabric.sent_bytes(work.sent_bytes_per_peer, call.group_size)
             state.sent_ps = int(env.now)
-        if call.stream == "main":
-            gpu.variance_ps2 += (self.machine.rank_skew_relative_sd * (int(env.now) - begun_ps)) ** 2
+        self.vary(gpu, call, begun_ps)
         self.finish(rank, state, held, causes)
 
     def host(self, call: Call, state: _State, cause_index: int) -> Steps:
@@ -504,6 +507,11 @@ class _Engine:
         if count not in self._maxima:
             self._maxima[count] = expected_maximum_of_normals(count)
         return self._maxima[count]
+
+    def vary(self, gpu: _Gpu, call: Call, since_ps: int) -> None:
+        """Add the variance between ranks of what a kernel did since; a wait for peers has none of its own."""
+        if call.stream == "main":
+            gpu.variance_ps2 += (self.machine.rank_skew_relative_sd * (int(self.env.now) - since_ps)) ** 2
 
     # -- bookkeeping ------------------------------------------------------------------------------------------
 

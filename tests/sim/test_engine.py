@@ -12,7 +12,7 @@ from tiny import PS, TINY, call, kernel, reads, simulate, spans, stream, work
 
 from k3sim.kernels.work import Barrier, Pass, ReadKind, Unit
 from k3sim.sim.skew import Paces, Skew
-from k3sim.sim.timeline import Timeline
+from k3sim.sim.timeline import Phase, Timeline
 from k3sim.sim.waits import Part, critical_path, waits_ps
 
 Patch = pytest.MonkeyPatch
@@ -447,6 +447,20 @@ def test_expected_skew_delays_every_exchange_by_the_mean_of_the_slowest(monkeypa
     run = kernel(timeline, "b")
     assert spans(run)[1:3] == [("peers", 2000, 2468), ("poll", 2468, 2498)]
     assert waits_ps(critical_path(timeline))[Part.SLOWER_PEER] == 68
+
+
+def test_a_wait_for_peers_is_no_skew_of_this_ranks_own(monkeypatch: Patch) -> None:
+    # The kernel computes for 1000 ps, exchanges, computes for 500 and sends what a third kernel waits for.
+    both = work(Pass(flops=10_000.0), Pass(flops=5000.0), sent_bytes_per_peer=100)
+    works = {"r": both, "a": work(Pass(), sent_bytes_per_peer=100), "b": work(Pass())}
+    calls = [call(0, "r", sends="x", receives=(0,)), call(1, "a", sends="y"), call(2, "b", receives=(1,))]
+    late_ps = []
+    for skew in (Skew.OFF, Skew.EXPECTED):
+        timeline = simulate(monkeypatch, works, calls, replace(TINY, nvlink_one_way_s=5000 * PS), skew=skew)
+        waits = (kernel(timeline, name).spans for name in ("r", "b"))
+        late_ps.append([sum(one.end_ps - one.start_ps for one in of if one.phase is Phase.PEERS) for of in waits])
+    # 0.5642 of a tenth of 1000, then of a tenth of 500 and of the 100 that the second sending took.
+    assert [late - on_time for late, on_time in zip(late_ps[1], late_ps[0], strict=True)] == [56, 29]  # sqrt(50**2 + 10**2) = 51
 
 
 def test_a_poller_that_comes_late_sees_the_data_at_once_and_waits_for_no_peer(monkeypatch: Patch) -> None:
