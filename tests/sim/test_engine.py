@@ -86,6 +86,7 @@ def test_early_reads_pass_while_the_pdl_kernel_waits_and_share_hbm(monkeypatch: 
     )
     # a alone moves 1000 by 2100; then both at half speed: b's 500 are in at 3100 when a has 1500 left.
     assert kernel(timeline, "a").end_ps == 4600
+    assert kernel(timeline, "b").hbm_bytes == 500
     assert spans(kernel(timeline, "b")) == [
         ("launch", 1000, 2000),
         ("dependency", 2000, 4600),
@@ -139,6 +140,16 @@ def test_the_host_launches_one_by_one_and_its_graph_needs_no_flush(monkeypatch: 
     assert spans(kernel(timeline, "host")) == [("host", 0, 10_300)]
     assert spans(kernel(timeline, "a"))[0] == ("launch", 10_300, 11_300)
     assert waits_ps(critical_path(timeline))[Part.HOST] == 10_300
+
+
+def test_a_task_that_the_host_started_needs_no_counter(monkeypatch: Patch) -> None:
+    host = {"num_launches": 1, "num_graph_launches": 0}
+    calls = [
+        call(0, "host", stream="host", launch="host", shape=host),
+        call(1, "a", launch="task", trigger="start", after=(0,)),
+    ]
+    timeline = simulate(monkeypatch, {"a": stream(1000)}, calls, num_ranks=1)
+    assert spans(kernel(timeline, "a")) == [("ramp", 5000, 5100), ("weights", 5100, 6100)]
 
 
 def test_a_side_stream_joins_at_its_end(monkeypatch: Patch) -> None:

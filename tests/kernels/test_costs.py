@@ -1,0 +1,328 @@
+"""Costs: HBM bytes of every operator, counted by hand from its shapes, at two sizes each.
+
+The numbers are written out so that they do not come from the code under test: H = 7168 hidden, L = 3584 latent,
+one KDA head's state 128 x 128 fp32 = 65536 B, one cached MLA token 576 B in fp8. bf16 is two bytes a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from k3sim.kernels.costs import COSTS, work_of
+from k3sim.kernels.work import Barrier, ReadKind, Unit, Work
+from k3sim.model.architecture import load_architecture
+from k3sim.model.layout import Layout, Workload, rank_matrices
+from k3sim.model.paths import find_path
+from k3sim.model.program import Weight, build_program
+
+H, L = 7168, 3584
+K3 = load_architecture()
+
+
+def bf16(num_outputs: int, depth: int, region: str = "w") -> Weight:
+    return Weight(region=region, num_outputs=num_outputs, depth=depth, num_bytes=num_outputs * depth * 2)
+
+
+def mxfp4(num_outputs: int, depth: int, num_experts: int, region: str = "e") -> Weight:
+    """A nibble a weight and a scale byte for each 32."""
+    return Weight(
+        region=region, num_outputs=num_outputs, depth=depth,
+        num_bytes=num_experts * (num_outputs * depth // 2 + num_outputs * depth // 32),
+    )  # fmt: skip
+
+
+MIX = {"hidden": H}
+EXPERTS1 = {"rows": 1, "top_k": 16, "distinct_milli": 16_000}
+EXPERTS8 = {"rows": 8, "top_k": 16, "distinct_milli": 120_300}
+KDA8 = {"rows": 1, "heads": 12, "state_bytes": 786_432, "conv_state_bytes": 27_648, "conv_weight_bytes": 73_728}
+KDA16 = {"rows": 4, "heads": 6, "state_bytes": 393_216, "conv_state_bytes": 13_824, "conv_weight_bytes": 36_864}
+ATTENTION8 = {"rows": 1, "heads": 12, "context": 8192, "kv_row_bytes": 576, "kv_lora_rank": 512}
+ATTENTION16 = {"rows": 4, "heads": 6, "context": 131_072, "kv_row_bytes": 1152, "kv_lora_rank": 512}
+TAIL = {"hidden": H, "latent": L}
+
+IN_PROJ8, IN_PROJ16 = bf16(6288, H), bf16(3216, H)
+O_PROJ8, O_PROJ16 = bf16(H, 1536), bf16(H, 768)
+UP8, UP16 = bf16(896, L), bf16(448, L)
+W13_8, W13_16 = mxfp4(768, L, 16), mxfp4(384, L, 16)
+W2_8, W2_16 = mxfp4(L, 384, 16), mxfp4(L, 192, 16)
+
+# Bytes of both sizes: TP8 at one row and TP16 at four unless the shapes say otherwise.
+CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...]] = {
+    # three [H] vectors of parameters, and the snapshots: sources less the prefix
+    "attn_res.single_block": (
+        ((), {**MIX, "rows": 1, "sources": 9}, 3 * 14_336 + 8 * 14_336),
+        ((), {**MIX, "rows": 4, "sources": 2}, 3 * 14_336 + 4 * 14_336),
+    ),
+    "attn_res.snapshot_sums": (
+        ((), {**MIX, "rows": 1, "sources": 9}, 43_008 + 114_688),
+        ((), {**MIX, "rows": 4, "sources": 1}, 43_008),
+    ),
+    "attn_res.consume": (
+        ((), {**MIX, "rows": 1, "slots": 8}, 43_008),
+        ((), {**MIX, "rows": 4, "slots": 1}, 43_008),
+    ),
+    "expert_gemv.gemm1": (
+        ((W13_8,), {**EXPERTS1, "width": 384}, 23_396_352),
+        ((W13_16,), {**EXPERTS1, "width": 192}, 11_698_176),
+    ),
+    "expert_gemv.gemm2": (
+        ((W2_8,), {**EXPERTS1, "latent": L}, 11_698_176),
+        ((W2_16,), {**EXPERTS1, "latent": L}, 5_849_088),
+    ),
+    "expert_gemv.block": (
+        ((W13_8, W2_8), {**EXPERTS1, "width": 384, "experts": 896, "latent": L}, 35_094_528),
+        (
+            (mxfp4(384, L, 120), mxfp4(L, 192, 120)),
+            {**EXPERTS8, "width": 192, "experts": 896, "latent": L},
+            87_736_320 + 43_868_160,
+        ),
+    ),
+    "expert_gemv.task1": (
+        ((W13_8,), {**EXPERTS1, "width": 384, "experts": 896, "latent": L}, 23_396_352),
+        ((W13_16,), {**EXPERTS1, "width": 192, "experts": 896, "latent": L}, 11_698_176),
+    ),
+    "expert_gemv.task2": (
+        ((W2_8,), {**EXPERTS1, "latent": L}, 11_698_176),
+        ((W2_16,), {**EXPERTS1, "latent": L}, 5_849_088),
+    ),
+    # state and conv state both ways, conv weights once
+    "kda_decode.per_head": (
+        ((), KDA8, 2 * 786_432 + 2 * 27_648 + 73_728),
+        ((), KDA16, 2 * 1_572_864 + 2 * 55_296 + 36_864),
+    ),
+    "kda_decode.cluster": (
+        ((bf16(1536, 128),), KDA8, 1_701_888 + 393_216),
+        ((bf16(768, 128),), KDA16, 3_293_184 + 196_608),
+    ),
+    "l2_prefetch.bulk": (
+        ((O_PROJ8,), {"budget_bytes": 16 << 20}, 16_777_216),
+        ((O_PROJ16, UP16), {"budget_bytes": 16 << 20}, 11_010_048 + 3_211_264),
+    ),
+    "latent_tail.reduce_pull": (
+        ((), {**TAIL, "rows": 1, "ranks": 8, "expert_rows": 16}, 0),
+        ((), {**TAIL, "rows": 4, "ranks": 16, "expert_rows": 16}, 0),
+    ),
+    "latent_tail.reduce_push": (
+        ((), {**TAIL, "rows": 1, "ranks": 8, "expert_rows": 16}, 0),
+        ((), {**TAIL, "rows": 4, "ranks": 16, "expert_rows": 16}, 0),
+    ),
+    "latent_tail.send": (
+        ((), {**TAIL, "rows": 1, "ranks": 8, "expert_rows": 16}, 0),
+        ((), {**TAIL, "rows": 4, "ranks": 16, "expert_rows": 16}, 0),
+    ),
+    "latent_tail.up": (((UP8,), {"rows": 1}, 6_422_528), ((UP16,), {"rows": 4}, 3_211_264)),
+    "latent_tail.up_ring": (((UP8,), {"rows": 1}, 6_422_528), ((UP16,), {"rows": 4}, 3_211_264)),
+    "latent_tail.up_after_sum": (
+        ((UP8,), {**TAIL, "rows": 1, "ranks": 8}, 6_422_528),
+        ((UP16,), {**TAIL, "rows": 4, "ranks": 16}, 3_211_264),
+    ),
+    "lm_head.logits": (
+        ((bf16(20_480, H),), {"rows": 1}, 293_601_280),
+        ((bf16(10_240, H),), {"rows": 4}, 146_800_640),
+    ),
+    "lm_head.top_k": (
+        ((bf16(20_480, H),), {"rows": 1}, 293_601_280),
+        ((bf16(10_240, H),), {"rows": 4}, 146_800_640),
+    ),
+    "mla_decode.split_kv": (((), ATTENTION8, 4_718_592), ((), ATTENTION16, 603_979_776)),
+    "mla_decode.partial": (
+        ((), {**ATTENTION8, "heads": 96, "context": 1024, "context_ranks": 8}, 589_824),
+        ((), {**ATTENTION16, "heads": 24, "context": 32_768, "context_ranks": 4}, 150_994_944),
+    ),
+    "mla_decode.fused": (
+        ((bf16(12 * 128, 512),), ATTENTION8, 4_718_592 + 1_572_864),
+        ((bf16(6 * 128, 512),), ATTENTION16, 603_979_776 + 786_432),
+    ),
+    "mla_decode.lse_merge": (
+        ((), {"rows": 1, "heads": 12, "ranks": 8, "kv_lora_rank": 512}, 0),
+        ((), {"rows": 4, "heads": 6, "ranks": 4, "kv_lora_rank": 512}, 0),
+    ),
+    # q_b and W_UK, and one new row a request into the cache
+    "mla_prep.fused": (
+        ((bf16(2304, 1536), bf16(12 * 512, 128)), {"rows": 1, "heads": 12, "kv_row_bytes": 576}, 7_077_888 + 1_572_864 + 576),
+        ((bf16(1152, 1536), bf16(6 * 512, 128)), {"rows": 4, "heads": 6, "kv_row_bytes": 1152}, 3_538_944 + 786_432 + 4608),
+    ),
+    "proj_allreduce.produce": (((O_PROJ8,), {"rows": 1}, 22_020_096), ((O_PROJ16,), {"rows": 4}, 11_010_048)),
+    "router_topk.gather_select": (
+        ((), {"rows": 1, "experts": 896, "latent": L}, 0),
+        ((), {"rows": 4, "experts": 896, "latent": L}, 0),
+    ),
+    "skinny_gemv.column_pair": (((IN_PROJ8,), {"rows": 1}, 90_144_768), ((IN_PROJ16,), {"rows": 4}, 46_104_576)),
+    "skinny_gemv.ring": (
+        ((IN_PROJ8,), {"rows": 1}, 90_144_768),
+        ((bf16(2112, H), bf16(768, H)), {"rows": 64}, 30_277_632 + 11_010_048),
+    ),
+    "skinny_gemv.ring_push": (
+        ((bf16(112, H), bf16(448, H)), {"rows": 1, "sent_bytes_per_row": 1344}, 1_605_632 + 6_422_528),
+        ((bf16(56, H), bf16(224, H)), {"rows": 4, "sent_bytes_per_row": 672}, 802_816 + 3_211_264),
+    ),
+    "skinny_gemv.resident": (((IN_PROJ8,), {"rows": 1}, 90_144_768), ((IN_PROJ16,), {"rows": 64}, 46_104_576)),
+    "skinny_gemv.resident_after_combine": (
+        ((IN_PROJ8,), {**MIX, "rows": 1}, 90_144_768),
+        ((IN_PROJ16,), {**MIX, "rows": 64}, 46_104_576),
+    ),
+    "unfused.all_reduce": (
+        ((), {"rows": 1, "hidden": H, "ranks": 8}, 0),
+        ((), {"rows": 4, "hidden": H, "ranks": 16}, 0),
+    ),
+    "unfused.batched_gemm": (
+        ((bf16(12 * 512, 128),), {"rows": 1}, 1_572_864),
+        ((bf16(6 * 128, 512),), {"rows": 4}, 786_432),
+    ),
+    "unfused.conv_update": (
+        ((), {"rows": 1, "conv_state_bytes": 27_648, "conv_weight_bytes": 73_728}, 2 * 27_648 + 73_728),
+        ((), {"rows": 4, "conv_state_bytes": 13_824, "conv_weight_bytes": 36_864}, 8 * 13_824 + 36_864),
+    ),
+    "unfused.elementwise": (((), {"rows": 1, "width": 768}, 0), ((), {"rows": 4, "width": 384}, 0)),
+    "unfused.embedding": (((), {"rows": 1, "hidden": H}, 14_336), ((), {"rows": 4, "hidden": H}, 57_344)),
+    "unfused.gated_norm": (
+        ((), {"rows": 1, "heads": 12, "head_dim": 128}, 0),
+        ((), {"rows": 4, "heads": 6, "head_dim": 128}, 0),
+    ),
+    "unfused.norm": (((), {"rows": 1, "width": H}, 14_336), ((), {"rows": 4, "width": 2048}, 4096)),
+    "unfused.permutation": (((), {"rows": 1, "experts": 896}, 0), ((), {"rows": 64, "experts": 896}, 0)),
+    "unfused.poll": (((), {"rows": 1, "width": H}, 0), ((), {"rows": 4, "width": 163_840}, 0)),
+    "unfused.quantise": (((), {"rows": 1, "width": L}, 0), ((), {"rows": 4, "width": L}, 0)),
+    "unfused.query_and_cache": (
+        ((), {"rows": 1, "heads": 12, "kv_row_bytes": 576}, 576),
+        ((), {"rows": 4, "heads": 6, "kv_row_bytes": 1152}, 4608),
+    ),
+    "unfused.query_gather": (
+        ((), {"rows": 1, "heads": 12, "kv_row_bytes": 576}, 0),
+        ((), {"rows": 4, "heads": 6, "kv_row_bytes": 1152}, 0),
+    ),
+    "unfused.recurrent_update": (
+        ((), {"rows": 1, "heads": 12, "state_bytes": 786_432}, 1_572_864),
+        ((), {"rows": 4, "heads": 6, "state_bytes": 393_216}, 3_145_728),
+    ),
+    "unfused.routing": (((), {"rows": 1, "experts": 896}, 0), ((), {"rows": 4, "experts": 896}, 0)),
+    "unfused.sample": (((), {"rows": 1, "ranks": 8}, 0), ((), {"rows": 4, "ranks": 16}, 0)),
+}
+
+
+@pytest.mark.parametrize("operator", sorted(CASES))
+def test_bytes_counted_by_hand(operator: str) -> None:
+    for weights, shape, expected in CASES[operator]:
+        assert work_of(operator, weights, shape).moved_bytes() == expected
+
+
+def test_every_operator_is_counted() -> None:
+    assert set(CASES) == set(COSTS)
+    assert all(len(cases) == 2 for cases in CASES.values())
+
+
+def test_the_shapes_used_here_are_those_of_the_model() -> None:
+    for tp, weights in ((8, (IN_PROJ8, O_PROJ8, UP8)), (16, (IN_PROJ16, O_PROJ16, UP16))):
+        matrices = rank_matrices(K3, Layout(tp=tp))
+        for name, one in zip(("kda.in_proj", "kda.o_proj", "moe.latent_up_shard"), weights, strict=True):
+            assert (matrices[name].num_outputs, matrices[name].depth, matrices[name].num_bytes) == (
+                one.num_outputs, one.depth, one.num_bytes,
+            )  # fmt: skip
+        assert matrices["moe.expert_w13"].num_bytes * 16 == (W13_8 if tp == 8 else W13_16).num_bytes
+        assert matrices["moe.expert_w2"].num_bytes * 16 == (W2_8 if tp == 8 else W2_16).num_bytes
+
+
+# -- what is sent ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operator", "weights", "shape", "expected"),
+    [
+        ("unfused.all_reduce", (), {"rows": 4, "hidden": H, "ranks": 8}, 4 * 14_336),
+        ("unfused.embedding", (), {"rows": 1, "hidden": H}, 14_336),
+        ("proj_allreduce.produce", (O_PROJ8,), {"rows": 4}, 4 * 14_336),
+        # A latent partial row to everybody, and to each owner its slice of the shared expert's row.
+        ("latent_tail.reduce_push", (), {**TAIL, "rows": 1, "ranks": 8, "expert_rows": 16}, 7168 + 1792),
+        ("latent_tail.reduce_pull", (), {**TAIL, "rows": 1, "ranks": 16, "expert_rows": 16}, 7168 + 896),
+        ("latent_tail.send", (), {**TAIL, "rows": 4, "ranks": 16, "expert_rows": 16}, 4 * (7168 + 896)),
+        ("latent_tail.up", (UP8,), {"rows": 1}, 1792),
+        ("latent_tail.up_ring", (UP16,), {"rows": 4}, 4 * 896),
+        ("latent_tail.up_after_sum", (UP16,), {**TAIL, "rows": 1, "ranks": 16}, 896),
+        ("lm_head.logits", (bf16(20_480, H),), {"rows": 1}, 40_960),
+        ("lm_head.top_k", (bf16(20_480, H),), {"rows": 1}, 512),
+        ("skinny_gemv.ring_push", (bf16(112, H),), {"rows": 4, "sent_bytes_per_row": 1344}, 5376),
+        ("unfused.query_gather", (), {"rows": 1, "heads": 12, "kv_row_bytes": 576}, 6912),
+        # own heads of 512 values in bf16 and one log-sum-exp in fp32
+        ("mla_decode.partial", (), {**ATTENTION8, "heads": 96, "context": 1024, "context_ranks": 8}, 12 * 1028),
+    ],
+)
+def test_bytes_that_each_peer_receives(
+    operator: str, weights: tuple[Weight, ...], shape: Mapping[str, int], expected: int
+) -> None:
+    assert work_of(operator, weights, shape).sent_bytes_per_peer == expected
+
+
+def test_divided_routing_sends_logits_in_fp32_and_the_latent_in_bf16() -> None:
+    program = build_program(K3, Layout(tp=8), Workload(), find_path("fused"), only_layers=(1,))
+    (front,) = (call for call in program.calls if call.stage == "moe.front")
+    assert work_of(front.operator, front.weights, front.shape).sent_bytes_per_peer == 112 * 4 + 448 * 2
+
+
+# -- what any work keeps --------------------------------------------------------------------------------------------
+
+
+def every_work() -> list[tuple[str, Work]]:
+    found = [
+        (operator, work_of(operator, weights, shape))
+        for operator, cases in CASES.items()
+        for weights, shape, _ in cases
+    ]
+    for name in ("stock", "fused", "persistent"):
+        for layout, workload in (
+            (Layout(tp=1), Workload(concurrency=64, context=131_072)),
+            (Layout(tp=32, ep=32), Workload(concurrency=256)),
+            (Layout(tp=8, dcp=8), Workload(context=1)),
+        ):
+            program = build_program(K3, layout, workload, find_path(name), only_layers=(0, 1, 2, 3))
+            found += [
+                (call.operator, work_of(call.operator, call.weights, call.shape))
+                for call in program.calls
+                if call.operator != "host"
+            ]
+    return found
+
+
+def test_counts_are_such_as_a_gpu_can_run() -> None:
+    for operator, work in every_work():
+        assert work.num_blocks >= 1, operator
+        assert work.threads_per_block % 32 == 0 and 32 <= work.threads_per_block <= 1024, operator
+        assert 0 <= work.smem_bytes_per_block <= 227 * 1024, operator
+        assert work.bytes_in_flight_per_block > 0 and work.max_blocks_per_sm >= 1, operator
+        assert work.max_blocks_per_sm * work.threads_per_block <= 2048, operator
+        for one in work.passes:
+            assert 0 <= one.num_blocks <= work.num_blocks, operator
+            assert (one.num_barriers > 0) == (one.barrier is not Barrier.NONE), operator
+            assert one.flops >= 0 and one.written_bytes >= 0, operator
+            assert one.decoded_weights == 0 or one.unit is Unit.FP4, operator
+            assert all(read.num_bytes >= 0 for read in one.reads), operator
+
+
+def test_only_state_and_cache_count_as_such() -> None:
+    for operator, work in every_work():
+        kinds = {read.kind for one in work.passes for read in one.reads}
+        has_state = operator.split(".")[0] in ("kda_decode", "mla_decode", "attn_res") or "update" in operator
+        assert ReadKind.KV_STATE not in kinds or has_state, operator
+
+
+def test_more_rows_never_cost_less() -> None:
+    for name in ("stock", "fused", "persistent"):
+        before: dict[str, tuple[int, float]] = {}
+        for concurrency in (1, 2, 4, 8, 16, 64):
+            totals: dict[str, tuple[int, float]] = {}
+            program = build_program(K3, Layout(), Workload(concurrency=concurrency), find_path(name), only_layers=(0, 1, 3))
+            for call in program.calls:
+                if call.operator != "host":
+                    work = work_of(call.operator, call.weights, call.shape)
+                    group = call.stage.split(".")[0]
+                    moved, sent = totals.get(group, (0, 0))
+                    totals[group] = (moved + work.moved_bytes(), sent + work.sent_bytes_per_peer)
+            for group, (moved, sent) in before.items():
+                assert totals[group][0] >= moved and totals[group][1] >= sent, (name, group, concurrency)
+            before = totals
+
+
+def test_an_unknown_operator_is_a_programmers_mistake() -> None:
+    with pytest.raises(AssertionError, match="no cost function named nothing"):
+        work_of("nothing", (), {})

@@ -1,0 +1,117 @@
+"""Paths by name and switch, and the tables behind them."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from k3sim.errors import UserError
+from k3sim.kernels.costs import COSTS
+from k3sim.model.architecture import load_architecture
+from k3sim.model.layout import Layout, Workload, rank_matrices
+from k3sim.model.path_rows import FUSED_NEXT_WEIGHTS, FUSED_TABLES, PERSISTENT_TABLES
+from k3sim.model.paths import PATH_NAMES, SWITCHES, Row, find_path
+from k3sim.model.program import dimensions
+
+K3 = load_architecture()
+ROWS = [row for tables in (FUSED_TABLES, PERSISTENT_TABLES) for rows in tables.values() for row in rows]
+
+
+def test_fused_has_all_switches_and_stock_none() -> None:
+    assert find_path("fused").switches == frozenset(SWITCHES)
+    assert find_path("stock").switches == frozenset()
+    assert find_path("persistent").switches == frozenset(SWITCHES)
+    assert find_path("stock").tables is find_path("fused").tables
+
+
+def test_with_starts_from_none_and_without_from_all() -> None:
+    assert find_path("fused", with_switches=("welded",)).switches == {"welded"}
+    assert find_path("fused", without=("welded",)).switches == {"size-matched", "shared-routing", "prefetch"}
+    both = find_path("fused", with_switches=("welded", "prefetch"), without=("size-matched",))
+    assert both.switches == {"welded", "prefetch"}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("fuse", {}, r"unknown path 'fuse' \(did you mean fused\?\); accepted: stock, fused, persistent"),
+        ("fused", {"with_switches": ("weld",)}, r"unknown switch 'weld' \(did you mean welded\?\); accepted: size-"),
+        ("fused", {"without": ("Prefech",)}, "did you mean prefetch"),
+        ("fused", {"with_switches": ("welded",), "without": ("welded",)}, "both --with and --without"),
+        ("stock", {"with_switches": ("welded",)}, "path 'stock' has no switches"),
+        ("persistent", {"without": ("welded",)}, "path 'persistent' has no switches"),
+    ],
+)
+def test_refusals(name: str, given: dict[str, tuple[str, ...]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        find_path(name, **given)  # type: ignore[arg-type]
+
+
+def test_a_name_that_resembles_nothing_gets_no_hint() -> None:
+    with pytest.raises(UserError) as refusal:
+        find_path("xyzzy")
+    assert "did you mean" not in str(refusal.value)
+
+
+def test_every_operator_has_a_cost_and_every_cost_a_row() -> None:
+    assert {row.operator for row in ROWS} - {"host"} == set(COSTS)
+
+
+def test_every_weight_and_dimension_that_a_row_names_exists() -> None:
+    matrices = set(rank_matrices(K3, Layout()))
+    known = set(dimensions(K3, Layout(), Workload(), 0.0)) | {"sources"}
+    for row in ROWS:
+        assert set(row.weights) <= matrices | {"next layer"}, row.stage
+        assert {value for value in row.shape.values() if isinstance(value, str)} <= known, row.stage
+        assert row.group in known
+        assert set(row.on) | set(row.off) <= set(SWITCHES)
+        assert row.launch in ("graph", "pdl", "task", "host") and row.trigger in ("start", "stream", "end")
+    for weights in FUSED_NEXT_WEIGHTS.values():
+        assert set(weights) <= matrices
+
+
+def test_every_row_runs_under_some_switches() -> None:
+    sets = [frozenset(s for s, on in zip(SWITCHES, bits, strict=True) if on) for bits in product((0, 1), repeat=4)]
+    layouts = [(Layout(tp=8), 12), (Layout(tp=16), 6), (Layout(tp=16, dcp=2), 6)]
+    for row in ROWS:
+        assert any(
+            row.applies(switches, layout, heads, rows)
+            for switches in sets
+            for layout, heads in layouts
+            for rows in (1, 64)
+        ), row.stage
+
+
+def kernel(**columns: object) -> Row:
+    return Row(stage="s", operator="unfused.norm", shape={}, **columns)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("columns", "switches", "layout", "heads", "rows", "applies"),
+    [
+        ({}, (), Layout(), 6, 1, True),
+        ({"on": ("welded", "prefetch")}, ("welded",), Layout(), 6, 1, False),
+        ({"on": ("welded", "prefetch")}, ("welded", "prefetch"), Layout(), 6, 1, True),
+        ({"off": ("welded", "prefetch")}, ("prefetch",), Layout(), 6, 1, False),
+        ({"off": ("welded", "prefetch")}, ("size-matched",), Layout(), 6, 1, True),
+        ({"needs": "dcp"}, (), Layout(), 6, 1, False),
+        ({"needs": "dcp"}, (), Layout(dcp=2), 6, 1, True),
+        ({"needs": "no dcp"}, (), Layout(dcp=2), 6, 1, False),
+        ({"needs": "few kda heads"}, (), Layout(), 11, 1, True),
+        ({"needs": "few kda heads"}, (), Layout(), 12, 1, False),
+        ({"needs": "many kda heads"}, (), Layout(), 12, 1, True),
+        ({"max_rows": 8}, (), Layout(), 6, 8, True),
+        ({"max_rows": 8}, (), Layout(), 6, 9, False),
+        ({"min_rows": 9}, (), Layout(), 6, 8, False),
+    ],
+)
+def test_when_a_row_applies(
+    columns: dict[str, object], switches: tuple[str, ...], layout: Layout, heads: int, rows: int, applies: bool
+) -> None:
+    assert kernel(**columns).applies(frozenset(switches), layout, heads, rows) is applies
+
+
+def test_the_names_are_those_of_the_documentation() -> None:
+    assert PATH_NAMES == ("stock", "fused", "persistent")
+    assert SWITCHES == ("size-matched", "welded", "shared-routing", "prefetch")
