@@ -991,17 +991,20 @@ def node_periods(gpu: Gpu, recorder: Recorder) -> None:
 
 def boundaries(gpu: Gpu, recorder: Recorder) -> None:
     """From the last stamp of a producer to the first of its consumer; the producer reads, waits, writes."""
-    nodes, width = 24, 16 * 132
-    stamps, buffers = gpu.zeros(nodes * width), [gpu.zeros(1 << 17) for _ in range(2)]
+    nodes, most = 24, 8 * gpu.num_sms
+    width = 16 * most
+    stamps, buffers = gpu.zeros(nodes * width), [gpu.zeros(1 << 20) for _ in range(2)]
 
-    def case(blocks: tuple[int, int], pdl: bool, threads: int, writes: bool) -> None:
+    def case(
+        blocks: tuple[int, int], pdl: bool, threads: int, writes: bool, smem: tuple[int, int] = (0, 0)
+    ) -> None:
         spin = 8000 if pdl else 2000
 
         def body() -> None:
             for i in range(nodes):
                 target = buffers[1 - i % 2] if writes else ctypes.c_uint64(0)
                 args = (stamps[i * width :], buffers[i % 2], target, spin, int(pdl))
-                gpu.launch("node", blocks[i % 2], threads, args, pdl=pdl and i > 0)
+                gpu.launch("node", blocks[i % 2], threads, args, smem=smem[i % 2], pdl=pdl and i > 0)
 
         graph = gpu.graph(body)
 
@@ -1011,7 +1014,7 @@ def boundaries(gpu: Gpu, recorder: Recorder) -> None:
             for _ in range(recorder.replays):
                 gpu.replay(graph)
                 gpu.stream.synchronize()
-                rows = stamps.cpu().numpy().reshape(nodes, 132, 16)
+                rows = stamps.cpu().numpy().reshape(nodes, most, 16)
                 before, after = rows[2:-1:2, : blocks[0]], rows[3::2, : blocks[1]]
                 end = clocks.us(before[..., 3], before[..., 3], before[..., 4]).max(1)
                 entry = clocks.us(after[..., 0], after[..., 3], after[..., 4])
@@ -1035,6 +1038,7 @@ def boundaries(gpu: Gpu, recorder: Recorder) -> None:
             "threads": threads,
             "pdl": pdl,
             "bytes_written_per_block": 16 * threads * writes,
+            "shared_memory": list(smem),
         }
         recorder.record("graph_boundary", parameters, sampler)
 
@@ -1043,6 +1047,10 @@ def boundaries(gpu: Gpu, recorder: Recorder) -> None:
             case(blocks, pdl, 256, True)
         case((1, 1), pdl, 256, False)
         case((132, 132), pdl, 256, False)
+        case((most, 132), pdl, 256, True)
+        # Another division of the SM's memory into shared memory and L1.
+        case((132, 132), pdl, 256, True, (BLOCK_BYTES, 0))
+        case((132, 8), pdl, 256, True, (BLOCK_BYTES, 0))
     fork_and_join(gpu, recorder)
 
 

@@ -33,15 +33,15 @@ def median(probe: str, quantity: str, **parameters: object) -> float:
     return float(first[0] + second[0]) / 2
 
 
-def boundary(quantity: str, *, pdl: bool, blocks: int, written: int = 4096) -> float:
-    return median(
-        "graph_boundary",
-        quantity,
-        producer_blocks=blocks,
-        consumer_blocks=blocks,
-        pdl=pdl,
-        bytes_written_per_block=written,
-    )
+def boundary(quantity: str, *, pdl: bool) -> list[float]:
+    """From the end of a producer on, us: 1, 8 and 132 blocks on two GPUs."""
+    found = []
+    for probe in ("graph_boundary", "graph_boundary_other_gpu"):
+        both = {"shared_memory": [0, 0]} if probe == "graph_boundary" else {}
+        for blocks in (1, 8, 132):
+            grids = {"producer_blocks": blocks, "consumer_blocks": blocks}
+            found.append(median(probe, quantity, pdl=pdl, bytes_written_per_block=4096, **grids, **both))
+    return found
 
 
 def after_weights(quantity: str, *, pdl: bool = False, copies: int = 32) -> float:
@@ -122,12 +122,21 @@ def test_profile_is_what_was_measured() -> None:
 
 def test_boundary_of_the_profile_lies_among_the_measured_ones() -> None:
     h200 = load_machine("h200")
-    whole = [boundary("end_to_entry", pdl=False, blocks=blocks) for blocks in (1, 8, 132)]
-    waiting = [boundary("end_to_resume", pdl=True, blocks=blocks) for blocks in (1, 8, 132)]
+    whole = boundary("end_to_entry", pdl=False)
+    waiting = boundary("end_to_resume", pdl=True)
     assert min(waiting) <= h200.completion_flush_s * 1e6 <= max(waiting)
     assert min(whole) <= (h200.launch_latency_s + h200.completion_flush_s) * 1e6 <= 1.02 * max(whole)
     launch = [a - b for a, b in zip(whole, waiting, strict=True)]
     assert min(launch) <= h200.launch_latency_s * 1e6 <= max(launch)
+
+
+def test_boundary_depends_little_on_grid_and_shared_memory() -> None:
+    plain = [
+        median("graph_boundary", "end_to_entry", pdl=False, producer_blocks=producer, consumer_blocks=132,
+               shared_memory=shared, bytes_written_per_block=4096)
+        for producer, shared in ((132, [0, 0]), (1056, [0, 0]), (132, [probes.BLOCK_BYTES, 0]))
+    ]  # fmt: skip
+    assert max(plain) - min(plain) < 0.03
 
 
 def test_stages_add_up_to_what_a_tiny_kernel_takes() -> None:
