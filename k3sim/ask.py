@@ -59,6 +59,21 @@ class Options:
             words.append("--pad-experts" if self.pad_experts else "--no-pad-experts")
         return shlex.join(words)
 
+    def side(self) -> str:
+        """``key=value,...`` for ``parse_side``: what one side of a comparison changes of the defaults."""
+        defaults, items = Options(), []
+        for name in SIDE_KEYS:
+            if getattr(self, name) != getattr(defaults, name):
+                items.append(f"{name.replace('_', '-')}={getattr(self, name)}")
+        for key, switches in (("with", self.with_switches), ("without", self.without)):
+            if switches:
+                items.append(f"{key}={'+'.join(switches)}")
+        return ",".join(items)
+
+
+# What the two sides of a comparison may differ in, besides switches.
+SIDE_KEYS = ("machine", "tp", "ep", "dp", "dcp", "path", "concurrency", "context", "kv_dtype", "model")
+
 
 def ask(options: Options) -> tuple[Question, ExecutionPath]:
     """Check everything and build the question and the path; nothing has been simulated or written yet."""
@@ -115,6 +130,8 @@ def writable_folder(folder: str | Path) -> Path:
     """Make the output folder; UserError when that or writing into it is not possible."""
     import os
 
+    if not str(folder).strip():
+        raise UserError("the name of the output folder is empty; give --out a folder")
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from k3sim.errors import UserError
 app = typer.Typer(
     name="k3sim",
     help="Predict where a Kimi K3 decode step waits, and what would remove it.",
-    no_args_is_help=True,
+    epilog="Example: k3sim timeline --concurrency 1",
     add_completion=False,
     rich_markup_mode=None,
 )
@@ -196,8 +196,9 @@ def validate(json_output: Json = False) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: a mistake in the input is one line on standard error and exit status 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        status = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+        status = app(args=given or ["--help"], standalone_mode=False)
     except UserError as error:
         _fail(str(error))
     except typer.Abort:
@@ -208,9 +209,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(error.exit_code) from None
     except Exception as error:
         if hasattr(error, "format_message"):  # usage errors of the command-line library
-            _fail(f"{error.format_message()}; see 'k3sim --help'")
+            _fail(f"{error.format_message()}{_given(error)}; see 'k3sim --help'")
         raise
     raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def _given(error: Exception) -> str:
+    """What was given where the library's message only says what is accepted."""
+    rejection: Any = error.__cause__
+    if not hasattr(rejection, "errors"):
+        return ""
+    return f" (given: {rejection.errors()[0]['input']!r})"
 
 
 def _fail(message: str) -> None:

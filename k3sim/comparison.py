@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from k3sim.ask import Options, ask, warnings_of
+from k3sim.ask import SIDE_KEYS, Options, ask, warnings_of
 from k3sim.report import SCHEMA_VERSION, _bar, _card, dump_json, summary
 from k3sim.sim.machine import describe
 from k3sim.sim.predict import Prediction, difference_us, predict
 from k3sim.sim.whole_file import write_whole_file
+
+SHARED_OPTIONS = tuple(
+    one.name for one in fields(Options) if one.name not in (*SIDE_KEYS, "with_switches", "without")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +38,15 @@ class Comparison:
     @property
     def speedup(self) -> float:
         return self.before.prediction.step_us / self.after.prediction.step_us
+
+    @property
+    def command(self) -> str:
+        """The command line that asks for the same comparison."""
+        sides = (self.before.options, self.after.options)
+        # What a side cannot state is the same on both and is given as an option.
+        shared = replace(Options(), **{name: getattr(sides[1], name) for name in SHARED_OPTIONS})
+        words = shlex.split(shared.command("compare"))
+        return shlex.join([*words[:2], *(side.side() for side in sides), *words[2:]])
 
     def to_dict(self, files: Mapping[str, str] | None = None) -> dict[str, Any]:
         """The JSON document; differences are after minus before, so waiting eliminated is negative."""
@@ -84,7 +98,7 @@ class Comparison:
                 {"stage": stage, "part": part.word, "us": duration_us}
                 for stage, part, duration_us in after.contributions()[:20]
             ],
-            "command": f"k3sim compare {self.before.label!r} {self.after.label!r}",
+            "command": self.command,
             "versions": {"k3sim": __version__},
             "machine_values": describe(question.machine),
         }

@@ -1,0 +1,355 @@
+"""The command line: what is refused, in one line and without a trace; help; what a run leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k3sim.ask import Options, parse_side
+from k3sim.cli import main
+from k3sim.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+FILES = {"timeline.json", "timeline.html", "timeline.pftrace", "stages.csv"}
+
+Capture = pytest.CaptureFixture[str]
+
+
+def run(*arguments: str) -> int:
+    """Exit status of a command that runs in this process."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(list(arguments))
+    status = exit_info.value.code
+    assert isinstance(status, int)
+    return status
+
+
+def refusal(capsys: Capture, *arguments: str) -> str:
+    """The one line that a refused command prints."""
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("k3sim: ") and captured.err.endswith("\n")
+    assert captured.err.count("\n") == 1, captured.err
+    return captured.err
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An output folder that does not exist yet, in a working folder that is empty."""
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return work / "out"
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--machine gb30", ["unknown machine 'gb30'", "did you mean gb300", "b200, b300, gb200, gb300, h100, h200"]),
+        ("--machine xyzzy", ["unknown machine 'xyzzy'", "ends in .json"]),
+        ("--machine ''", ["unknown machine ''"]),
+        ("--machine nothing.json", ["cannot read machine profile nothing.json", "No such file"]),
+        ("--path fusd", ["unknown path 'fusd'", "did you mean fused", "stock, fused, persistent"]),
+        (
+            "--with weld",
+            ["unknown switch 'weld'", "did you mean welded", "size-matched, welded, shared-routing, prefetch"],
+        ),
+        ("--without xyzzy", ["unknown switch 'xyzzy'", "accepted: size-matched"]),
+        ("--with welded --without welded", ["'welded' is given to both --with and --without"]),
+        ("--path stock --with welded", ["path 'stock' has no switches"]),
+        ("--path persistent --without welded", ["path 'persistent' has no switches"]),
+        ("--tp 3", ["tp=3", "accepted: 1, 2, 4, 8, 16, 32"]),
+        ("--tp 64", ["tp=64", "accepted: 1, 2, 4, 8, 16, 32"]),
+        ("--tp 0", ["tp=0", "accepted: 1, 2, 4, 8, 16, 32"]),
+        ("--tp -8", ["tp=-8"]),
+        ("--tp abc", ["'--tp'", "valid integer", "'abc'"]),
+        ("--tp 16.5", ["'--tp'", "16.5"]),
+        ("--tp", ["'--tp' requires an argument"]),
+        ("--ep 3", ["ep=3 at tp=16", "accepted: 1, 2, 4, 8, 16"]),
+        ("--ep 32", ["ep=32 at tp=16"]),
+        ("--dcp 5", ["dcp=5 at tp=16", "accepted: 1, 2, 4, 8, 16"]),
+        ("--dp 0", ["dp=0"]),
+        ("--context 0", ["context=0", "from 1 to 1048576"]),
+        ("--context -1", ["context=-1", "from 1 to 1048576"]),
+        ("--context 1048577", ["context=1048577", "from 1 to 1048576"]),
+        ("--concurrency 0", ["concurrency=0", "from 1 to 4096"]),
+        ("--concurrency 1e3x", ["'--concurrency'", "'1e3x'"]),
+        ("--kv-dtype int4", ["'int4'", "fp8", "bf16"]),
+        ("--seed -1", ["seed is -1", "0 to 2147483647"]),
+        ("--routing-skew nan", ["routing skew is nan", "0 (uniform) to 4"]),
+        ("--routing-skew -0.5", ["routing skew is -0.5"]),
+        ("--machine gb200 --tp 8", ["9.6 GB more than the 198.7 GB of gb200", "tp=16 or tp=32 would fit"]),
+        ("--machine h200 --tp 8", ["57.5 GB more than the 150.8 GB of h200", "tp=16"]),
+        ("--tp 8 --concurrency 4096 --context 1048576", ["no tp up to 32 fits", "lower concurrency or context"]),
+        ("--model nothing.json", ["nothing.json: no such file"]),
+        ("--model /", ["no such file", "config.json"]),
+        ("--out ''", ["name of the output folder is empty"]),
+        ("--bogus", ["No such option", "--bogus"]),
+        ("surplus", ["surplus"]),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(capsys: Capture, out: Path, options: str, words: list[str]) -> None:
+    given = shlex.split(options)
+    line = refusal(capsys, "timeline", *([] if "--out" in given else ["--out", str(out)]), *given)
+    for word in words:
+        assert word in line
+    assert list(out.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("timelin", ["No such command 'timelin'", "timeline"]),
+        ("--bogus", ["No such option"]),
+        ("compare", ["Missing argument"]),
+        ("compare path=stock", ["Missing argument"]),
+        ("compare path=stock nonsense", ["'nonsense'", "not key=value", "machine, tp"]),
+        ("compare path=stock tp=x", ["tp is 'x'", "whole number"]),
+        ("compare path=stock speed=1", ["unknown key 'speed'", "accepted: machine"]),
+        ("compare path=stock with=weld", ["did you mean welded"]),
+        ("compare path=stock path=stock,with=welded", ["has no switches"]),
+        ("compare tp=8 machine=gb200,tp=8", ["gb200", "would fit"]),
+        ("machines nope", ["unknown machine 'nope'"]),
+        ("machines a b", ["unexpected extra argument"]),
+    ],
+)
+def test_bad_commands(capsys: Capture, out: Path, arguments: str, words: list[str]) -> None:
+    line = refusal(capsys, *shlex.split(arguments))
+    for word in words:
+        assert word in line
+    assert list(out.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("below", ["", "/deeper", "/deeper/still"])
+def test_a_file_in_the_place_of_the_output_folder_is_refused_and_kept(capsys: Capture, out: Path, below: str) -> None:
+    # Permissions say nothing to the superuser; a path through a regular file is impossible for everybody.
+    out.write_text("mine")
+    assert "cannot make the output folder" in refusal(capsys, "timeline", "--out", f"{out}{below}")
+    assert "cannot make the output folder" in refusal(capsys, "compare", "path=stock", "", "--out", f"{out}{below}")
+    assert out.read_text() == "mine"
+
+
+def test_a_folder_in_the_place_of_an_output_file_is_refused(capsys: Capture, out: Path) -> None:
+    (out / "timeline.json").mkdir(parents=True)
+    assert "cannot write" in refusal(capsys, "timeline", "--out", str(out))
+    assert [path.name for path in out.rglob("*")] == ["timeline.json"]
+
+
+def model(change: Callable[[dict[str, Any]], object]) -> str:
+    config = json.loads((ROOT / "model" / "data" / "kimi-k3.json").read_text())
+    change(config["text_config"])
+    return json.dumps(config)
+
+
+def profile(change: Callable[[dict[str, Any]], object]) -> str:
+    values = json.loads((ROOT / "sim" / "machines" / "gb300.json").read_text())
+    change(values["values"])
+    return json.dumps(values)
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "words"),
+    [
+        ("--model", "{", ["not valid JSON"]),
+        ("--model", model(lambda text: None)[:900], ["not valid JSON", "truncated"]),
+        ("--model", "[]", ["holds a JSON list"]),
+        ("--model", "{}", ["model_type is missing"]),
+        ("--model", model(lambda text: text.pop("hidden_size")), ["text_config.hidden_size is missing"]),
+        ("--model", model(lambda text: text.update(hidden_size=float("nan"))), ["text_config.hidden_size is NaN"]),
+        ("--model", model(lambda text: text.update(vocab_size="many")), ['text_config.vocab_size is "many"']),
+        ("--machine", "{", ["not valid JSON"]),
+        ("--machine", profile(lambda values: None)[:900], ["not valid JSON"]),
+        ("--machine", profile(lambda values: values.pop("num_sms")), ["values lacks num_sms"]),
+        ("--machine", profile(lambda values: values["num_sms"].update(value=-1)), ["num_sms", "-1"]),
+        (
+            "--machine",
+            profile(lambda values: values["hbm_latency_s"].update(value=float("nan"))),
+            ["hbm_latency_s value is nan", "finite"],
+        ),
+        ("--machine", profile(lambda values: values["hbm_latency_s"].pop("source")), ["hbm_latency_s lacks source"]),
+        (
+            "--machine",
+            profile(
+                lambda values: [
+                    values[name].update(value=20_000, low=20_000, high=20_000)
+                    for name in ("smem_bytes_per_sm", "max_smem_bytes_per_block")
+                ]
+            ),
+            ["bytes of shared memory", "20000"],
+        ),
+    ],
+)
+def test_files_that_cannot_be_honoured(
+    capsys: Capture, out: Path, tmp_path: Path, option: str, text: str, words: list[str]
+) -> None:
+    given = tmp_path / "given.json"
+    given.write_text(text)
+    line = refusal(capsys, "timeline", "--out", str(out), option, str(given))
+    for word in words:
+        assert word in line
+    assert not out.exists() or list(out.iterdir()) == []
+
+
+def test_refusals_of_a_fresh_process(tmp_path: Path) -> None:
+    for options, word in (
+        ("--tp 3", "tp=3"),
+        ("--tp abc", "abc"),
+        ("--machine gb30", "gb300"),
+        ("--out f/g", "folder"),
+    ):
+        (tmp_path / "f").write_text("")
+        done = subprocess.run(
+            [sys.executable, "-m", "k3sim.cli", "timeline", *options.split()],
+            cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("k3sim: ") and done.stderr.count("\n") == 1
+        assert word in done.stderr
+        assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+# -- help -----------------------------------------------------------------------------------------------------------
+
+
+def test_help_lists_the_commands_and_is_what_no_argument_gives(capsys: Capture) -> None:
+    assert run("--help") == 0
+    text = capsys.readouterr().out
+    for word in ("timeline", "compare", "machines", "Example: k3sim timeline --concurrency 1"):
+        assert word in text
+    assert run() == 0
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize("command", ["timeline", "compare", "machines", "validate"])
+def test_each_commands_help_has_an_example(capsys: Capture, command: str) -> None:
+    assert run(command, "--help") == 0
+    text = capsys.readouterr().out
+    assert f"Example: k3sim {command}" in text
+    assert "--json" in text
+
+
+# -- what a run leaves ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_prints_a_table_and_writes_four_whole_files(capsys: Capture, out: Path) -> None:
+    assert run("timeline", "--concurrency", "1", "--out", str(out)) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    for word in ("tp16ep1dcp1", "tok/s/user", "fused", "stock", "persistent", str(out / "timeline.html")):
+        assert word in captured.out
+    assert {path.name for path in out.iterdir()} == FILES
+    assert all(path.stat().st_size > 0 for path in out.iterdir())
+    assert len((out / "stages.csv").read_text().splitlines()) == 1 + len(
+        json.loads((out / "timeline.json").read_text())["stages"]
+    )
+
+
+def test_a_second_run_replaces_the_files(capsys: Capture, out: Path) -> None:
+    for context in ("1", "65536"):
+        assert run("timeline", "--context", context, "--out", str(out)) == 0
+        assert json.loads((out / "timeline.json").read_text())["context"] == int(context)
+        assert {path.name for path in out.iterdir()} == FILES
+
+
+def test_json_is_the_only_thing_on_standard_output(capsys: Capture, out: Path) -> None:
+    assert run("timeline", "--json", "--path", "stock", "--machine", "GB200", "--out", str(out)) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    document = json.loads(captured.out)
+    assert document["path"] == "stock" and document["machine"] == "gb200"
+    assert captured.out == (out / "timeline.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--concurrency 4 --context 100 --kv-dtype bf16 --without prefetch --routing-skew 0.5 --no-skew",
+        "--machine b300 --tp 8 --ep 2 --dcp 4 --dp 2 --with welded --with prefetch --pad-experts --seed 3",
+        "--path persistent",
+    ],
+)
+def test_the_command_in_the_document_reproduces_it(capsys: Capture, out: Path, options: str) -> None:
+    assert run("timeline", "--json", "--out", str(out), *options.split()) == 0
+    first = capsys.readouterr().out
+    words = shlex.split(json.loads(first)["command"])
+    assert words[0] == "k3sim"
+    assert run(*words[1:], "--json", "--out", str(out)) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_a_comparison_writes_three_files_and_its_command_reproduces_it(capsys: Capture, out: Path) -> None:
+    arguments = [
+        "path=stock,tp=8",
+        "with=welded+prefetch",
+        "--machine",
+        "b300",
+        "--tp",
+        "4",
+        "--no-skew",
+        "--out",
+        str(out),
+    ]
+    assert run("compare", *arguments) == 2  # does not fit on four
+    capsys.readouterr()
+    arguments[arguments.index("4")] = "8"
+    assert run("compare", *arguments, "--json") == 0
+    first = json.loads(capsys.readouterr().out)
+    assert {path.name for path in out.iterdir()} == {"compare.json", "compare.html", "compare.pftrace"}
+    assert first["before"]["path"] == "stock" and first["after"]["switches"] == ["prefetch", "welded"]
+    assert first["speedup"] == pytest.approx(first["before"]["step_us"] / first["after"]["step_us"])
+    assert sum(first["waits_delta_us"].values()) == pytest.approx(
+        first["after"]["step_us"] - first["before"]["step_us"]
+    )
+
+    base = Options(machine="b300", tp=8, skew=False)
+    from k3sim.comparison import compare_options
+
+    sides = [parse_side(text, base) for text in arguments[:2]]
+    words = shlex.split(compare_options(*sides, labels=("a", "b")).command)
+    assert run(*words[1:], "--json", "--out", str(out)) == 0
+    second = json.loads(capsys.readouterr().out)
+    for document in (first, second):
+        for side in ("before", "after"):
+            del document[side]["label"]
+    assert second == first
+
+
+def test_a_side_states_what_it_changes() -> None:
+    options = Options(machine="h200", kv_dtype="bf16", with_switches=("welded", "prefetch"), context=5)
+    assert options.side() == "machine=h200,context=5,kv-dtype=bf16,with=welded+prefetch"
+    assert parse_side(options.side(), Options()) == options
+    assert Options().side() == ""
+    with pytest.raises(UserError, match="not key=value"):
+        parse_side("tp", Options())
+
+
+def test_machines_are_listed_and_shown_with_their_sources(capsys: Capture) -> None:
+    assert run("machines") == 0
+    assert "gb300" in capsys.readouterr().out
+    assert run("machines", "gb300", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert "hbm_read_bytes_per_s" in json.dumps(document)
+
+
+def test_a_reader_that_goes_away_leaves_no_traceback(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "k3sim.cli", "machines", "--json"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(5)
+    process.stdout.close()
+    assert b"Traceback" not in process.stderr.read()
+    process.wait(timeout=60)

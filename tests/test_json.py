@@ -1,0 +1,134 @@
+"""The JSON document and the DataFrame: every key that programs rely on, and that the numbers agree."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import k3sim
+from k3sim.report import Report, dump_json
+from k3sim.sim.waits import Part
+
+SUMMARY = {"step_us", "tokens_per_second_per_user", "floor_us", "hbm_busy_fraction", "waits_us"}
+KEYS = SUMMARY | {
+    "schema_version", "model", "machine", "layout", "path", "switches", "concurrency", "context", "kv_dtype", "seed",
+    "skew", "routing_skew", "stock", "fused", "persistent", "speedup_over_stock", "switches_added", "switches_removed",
+    "critical_path", "stages", "command", "machine_values", "not_modelled", "files",
+}  # fmt: skip
+STAGE = ["rank", "layer", "kind", "stage", "stream", "start_us", "end_us"]
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return k3sim.predict(concurrency=2, context=1000)
+
+
+@pytest.fixture(scope="module")
+def document(report: Report) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(dump_json(report.to_dict({"json": "a.json"})))
+    return loaded
+
+
+def test_every_promised_key_is_there(document: dict[str, Any]) -> None:
+    assert set(document) >= KEYS
+    assert document["schema_version"] == 1
+    assert (document["model"], document["machine"], document["layout"]) == ("kimi-k3", "gb300", "tp16ep1dcp1")
+    assert (document["path"], document["concurrency"], document["context"], document["seed"]) == ("fused", 2, 1000, 0)
+    assert document["switches"] == ["size-matched", "welded", "shared-routing", "prefetch"]
+    assert document["skew"] == "expected"
+    assert document["files"] == {"json": "a.json"}
+
+
+def test_each_path_has_the_same_summary(document: dict[str, Any]) -> None:
+    for name in ("stock", "fused", "persistent"):
+        assert set(document[name]) == SUMMARY
+    assert document["fused"] == {key: document[key] for key in SUMMARY}
+
+
+def test_waits_sum_to_the_step(document: dict[str, Any]) -> None:
+    for one in (document, document["stock"], document["persistent"]):
+        assert sum(one["waits_us"].values()) == pytest.approx(one["step_us"], rel=1e-12)
+        assert set(one["waits_us"]) <= {part.value for part in Part}
+        assert one["tokens_per_second_per_user"] == pytest.approx(1e6 / one["step_us"])
+        assert 0 < one["floor_us"] < one["step_us"]
+        assert 0 < one["hbm_busy_fraction"] < 1
+
+
+def test_derived_numbers_agree(document: dict[str, Any]) -> None:
+    assert document["speedup_over_stock"] == pytest.approx(document["stock"]["step_us"] / document["step_us"])
+    assert document["switches_added"][0]["step_us"] == document["stock"]["step_us"]
+    assert document["switches_added"][-1]["step_us"] == document["fused"]["step_us"]
+    assert [one["without"] for one in document["switches_removed"]] == document["switches"]
+    for one in document["switches_removed"]:
+        assert one["cost_us"] == pytest.approx(one["step_us"] - document["fused"]["step_us"])
+        assert sum(one["waits_delta_us"].values()) == pytest.approx(one["cost_us"])
+    assert sum(one["us"] for one in document["critical_path"]) == pytest.approx(document["step_us"])
+
+
+def test_stages_are_the_kernels_of_all_layers_by_start(document: dict[str, Any]) -> None:
+    stages = document["stages"]
+    assert all(list(one) == STAGE for one in stages)
+    assert {one["layer"] for one in stages} == set(range(-1, 94))
+    assert all(0 <= one["start_us"] <= one["end_us"] <= document["step_us"] * (1 + 1e-12) for one in stages)
+    assert [one["start_us"] for one in stages] == sorted(one["start_us"] for one in stages)
+    assert max(one["end_us"] for one in stages) == pytest.approx(document["step_us"])
+    assert {one["kind"] for one in stages} == {"start", "kda+dense", "kda+moe", "mla+moe", "head"}
+    assert {one["rank"] for one in stages} == {0}
+
+
+def test_the_frame_has_one_row_a_kernel(report: Report, document: dict[str, Any]) -> None:
+    frame = report.frame()
+    assert list(frame.columns) == [*STAGE, "duration_us"]
+    assert len(frame) == len(document["stages"]) == len(report.main.full.kernels)
+    assert frame[STAGE].to_dict("records") == document["stages"]
+    assert (frame["duration_us"] == frame["end_us"] - frame["start_us"]).all()
+    waits = report.waits_frame()
+    assert waits.sum()["fused"] == pytest.approx(document["step_us"])
+
+
+def test_timeline_is_the_frame_with_its_summary() -> None:
+    frame = k3sim.timeline(path="stock", machine="b300", tp=8)
+    assert list(frame.columns) == [*STAGE, "duration_us"]
+    assert set(frame.attrs) >= SUMMARY
+    assert frame["end_us"].max() == pytest.approx(frame.attrs["step_us"])
+    assert not frame.duplicated(["rank", "layer", "stage"]).any()
+
+
+def test_sampled_skew_has_all_ranks(tmp_path: Path) -> None:
+    config = json.loads((Path(__file__).parents[1] / "model" / "data" / "kimi-k3.json").read_text())
+    text = config["text_config"]
+    text["num_hidden_layers"] = 6  # all ranks of 93 layers would take seconds
+    for name in ("kda_layers", "full_attn_layers"):
+        text["linear_attn_config"][name] = [layer for layer in text["linear_attn_config"][name] if layer <= 6]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    report = k3sim.predict(model=str(tmp_path), tp=4, path="persistent", skew=True, seed=2)
+    frame = report.frame()
+    assert sorted(frame["rank"].unique()) == list(range(4))
+    assert len(set(frame.groupby("rank").size())) == 1
+    document = report.to_dict()
+    assert (document["skew"], document["seed"]) == ("sampled", 2)
+    assert sum(document["waits_us"].values()) == pytest.approx(document["step_us"])
+
+
+def test_unknown_options_of_the_api() -> None:
+    with pytest.raises(TypeError, match="concurency"):
+        k3sim.predict(concurency=1)
+    with pytest.raises(k3sim.UserError, match="tp=3"):
+        k3sim.predict(tp=3)
+
+
+def test_nothing_that_is_not_a_number_can_be_written() -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        dump_json({"step_us": float("nan")})
+
+
+def test_files_hold_the_same_document(report: Report, tmp_path: Path) -> None:
+    files = report.write(tmp_path)
+    assert set(files) == {"json", "html", "perfetto", "stages"}
+    assert json.loads(Path(files["json"]).read_text()) == json.loads(dump_json(report.to_dict(files)))
+    lines = Path(files["stages"]).read_text().splitlines()
+    assert lines[0] == ",".join(STAGE)
+    assert len(lines) == 1 + len(report.main.full.kernels)
