@@ -17,6 +17,7 @@ app = typer.Typer(
     epilog="Example: k3sim timeline --concurrency 1",
     add_completion=False,
     rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 
 Machine = Annotated[str, typer.Option(help="Machine profile: a name (see 'k3sim machines') or a JSON file.")]

@@ -46,7 +46,8 @@ class Read:
 class Pass:
     """One sweep of a kernel: dependent loads, then streaming beside arithmetic, then reductions and barriers."""
 
-    num_dependent_loads: int = 0  # L2 round trips in series, that of the input included
+    num_address_loads: int = 0  # L2 round trips in series before the reads can be asked for
+    num_dependent_loads: int = 0  # L2 round trips in series before arithmetic, that of the input included
     input_bytes_per_block: int = 0  # activations that each block reads from L2 before it can multiply
     reads: tuple[Read, ...] = ()
     written_bytes: int = 0  # state and cache written back to HBM

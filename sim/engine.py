@@ -117,6 +117,8 @@ class _Engine:
 
         # Machine primitives in picoseconds, once.
         self.launch_ps = picoseconds(machine.launch_latency_s)
+        self.entry_ps = picoseconds(machine.kernel_entry_s)
+        self.tail_ps = picoseconds(machine.block_tail_s)
         self.flush_ps = picoseconds(machine.completion_flush_s)
         self.handoff_ps = picoseconds(machine.counter_handoff_s)
         self.num_sms = int(machine.num_sms)
@@ -186,7 +188,7 @@ class _Engine:
         if launches:
             # The first wave: later blocks are dispatched while earlier ones run.
             dispatch_ps = picoseconds(held.blocks * self.machine.block_dispatch_s)
-            yield env.timeout(self.launch_ps + dispatch_ps)
+            yield env.timeout(self.launch_ps + self.entry_ps + dispatch_ps)
             self.span(run, Phase.LAUNCH, cause_index, now)
         if call.trigger == "start":
             self.trigger(state)
@@ -244,6 +246,10 @@ class _Engine:
             self.vary(gpu, call, begun_ps)
             yield from self.exchange_inside(rank, call, state, work)
             begun_ps = int(env.now)
+        if launches and self.tail_ps:
+            # Stragglers and stores. A task's are part of its counter.
+            yield env.timeout(round(pace * self.tail_ps))
+            self.span(run, Phase.DRAIN, -1, -1)
         if call.sends and not both_ways:
             sent_ps = int(env.now)
             exchange = self.fabric.exchange(call.index, rank, call.group_size)
@@ -281,17 +287,21 @@ class _Engine:
             input_ps = round(one.input_bytes_per_block * 1e12 / self.machine.l2_bytes_per_s_per_sm)
             loads_ps = round(pace * (one.num_dependent_loads * gpu.memory.latency_ps() + input_ps))
         setup_ps = round(pace * one.num_tensor_core_setups * self.setup_ps)
-        if early is not None:
-            # The set-up began with the early reads; what is left of it shows only if the loads are shorter.
-            setup_ps = max(0, early.began_ps + setup_ps - int(env.now) - loads_ps)
-        loads_ps += setup_ps
         stream, rest = _Stream(), self.late_reads(one, early)
+        if early is not None:
+            # The pipeline is full: it moves on when the input is there. The set-up began with the early reads;
+            # what is left of it shows only if the loads are shorter.
+            ahead_ps = loads_ps + max(0, early.began_ps + setup_ps - int(env.now) - loads_ps)
+            loads_ps = 0
+        else:
+            ahead_ps = round(pace * one.num_address_loads * gpu.memory.latency_ps()) + setup_ps
+        if ahead_ps:
+            yield env.timeout(ahead_ps)
+            self.span(run, Phase.LATENCY, -1, -1)
+        asked_ps = int(env.now)
         # A cold stream waits for its first bytes; filling a tensor-core pipeline is part of its set-up.
-        cold = early is None and bool(rest) and not one.num_tensor_core_setups
-        ramp_ps = self.hbm_latency_ps if cold else 0
-        if loads_ps + ramp_ps:
-            yield env.timeout(loads_ps + ramp_ps)
-            self.span(run, Phase.LATENCY, -1, -1, length_ps=loads_ps)
+        if early is None and rest and not one.num_tensor_core_setups:
+            yield env.timeout(self.hbm_latency_ps)
             self.span(run, Phase.RAMP, -1, -1)
         start_ps = stream_start_ps = int(env.now)
         for read, num_bytes in rest:
@@ -317,8 +327,13 @@ class _Engine:
             run.l2_bytes += early.l2_bytes
             stream.expose(early, first_ps, start_ps)
         self.stream_spans(run, stream, limit, stream_start_ps)
+        # The input was asked for together with the stream.
+        left_ps = asked_ps + loads_ps - int(env.now)
+        if left_ps > 0:
+            yield env.timeout(left_ps)
+            self.span(run, Phase.LATENCY, -1, -1)
         compute_ps = round(pace * self.compute_ps(one, min(one.num_blocks or room.work.num_blocks, self.num_sms)))
-        left_ps = start_ps + compute_ps - int(env.now)
+        left_ps = max(start_ps, asked_ps + loads_ps) + compute_ps - int(env.now)
         if left_ps > 0:
             yield env.timeout(left_ps)
             self.span(run, Phase.COMPUTE, -1, -1)

@@ -93,6 +93,9 @@ class Machine:
     # after the last of its predecessor; a PDL kernel that already waits resumes completion_flush after it.
     launch_latency_s: float = field(metadata=_unit("s", zero=True))
     completion_flush_s: float = field(metadata=_unit("s", zero=True))
+    # Inside: parameters and constants of every launch; stragglers and stores at the end of every kernel.
+    kernel_entry_s: float = field(metadata=_unit("s", zero=True))
+    block_tail_s: float = field(metadata=_unit("s", zero=True))
     block_dispatch_s: float = field(metadata=_unit("s", zero=True))  # for each block of a grid
     host_launch_s: float = field(metadata=_unit("s", zero=True))  # CPU time of one launch call
     host_graph_launch_s: float = field(metadata=_unit("s", zero=True))  # CPU time of one graph launch call

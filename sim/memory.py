@@ -3,15 +3,20 @@
 HBM is shared max-min among the streams that run; a stream's own rate is capped by its bytes in flight. All
 bytes, from HBM or from L2, cross the L2 read port.
 
-L2 holds regions. A read brings its region in; a full cache makes room by losing the same share of every region,
-which is random replacement in expectation: of a region, ``exp(-traffic / capacity)`` survives. Public readings
-agree with it and not with LRU: 43 % of a prefetched region survived 60 MB of other traffic on GB200 (k3opt
-design plan, 2026-09), where LRU over the same capacity keeps nothing or everything.
+L2 holds regions and replaces the least recently used lines. Measured on H200 (calibrate/probes.py, 2026-11): of a
+region, what survives other traffic falls linearly, ``(capacity - traffic) / region``, with a capacity of 39 of the
+60 MB; random replacement would keep ``exp(-traffic / capacity)``, 66 % in a case where 98 % stayed. The 43 % that
+survived 60 MB on GB200 (k3opt design plan, 2026-09) fit the same rule.
+
+A dependent load waits behind the traffic of HBM only near its ceiling: on H200 an L2 hit takes 0.20 us beside a
+stream at 94 % of it, 0.52 at 100 %.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import simpy
 
@@ -20,6 +25,7 @@ from k3sim.sim.machine import Machine
 from k3sim.sim.timeline import Counter
 
 HBM, L2 = "hbm", "l2"
+QUEUEING_UTILISATION = 0.93  # of HBM, below which an L2 hit does not queue: H200, calibrate/probes.py, 2026-11
 SPENT = ""  # lines in L2 whose data no later read wants
 
 
@@ -40,38 +46,53 @@ class StreamLimit:
 
 
 class L2Residency:
-    """Bytes of each region in L2, with random replacement in expectation."""
+    """Bytes of each region in L2, the least recently used first. ``SPENT`` lines keep their room until replaced."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
-        self._regions: dict[str, int] = {}
+        self._lines: deque[list[Any]] = deque()  # [region, bytes], oldest first
+        self._resident: dict[str, int] = {}
         self.used_bytes = 0
 
     def resident(self, region: str) -> int:
-        return self._regions.get(region, 0)
+        return 0 if region == SPENT else self._resident.get(region, 0)
 
     def insert(self, region: str, num_bytes: int) -> None:
-        """Bring ``num_bytes`` of a region in, evicting a like share of everything else when the cache is full."""
+        """Bring ``num_bytes`` of a region in as the most recent lines, in place of the oldest."""
         num_bytes = min(num_bytes, self.capacity_bytes)
+        if num_bytes <= 0:
+            return
         overflow = self.used_bytes + num_bytes - self.capacity_bytes
-        if overflow > 0 and self.used_bytes > 0:
-            self.used_bytes = 0
-            kept: dict[str, int] = {}
-            total = sum(self._regions.values())
-            for name, held in self._regions.items():
-                left = held - -(-held * overflow // total)
-                if left > 0:
-                    kept[name] = left
-                    self.used_bytes += left
-            self._regions = kept
-        self._regions[region] = self._regions.get(region, 0) + num_bytes
+        while overflow > 0:
+            oldest = self._lines[0]
+            gone = min(overflow, oldest[1])
+            self._take(oldest, gone)
+            if not oldest[1]:
+                self._lines.popleft()
+            overflow -= gone
+        if self._lines and self._lines[-1][0] == region:
+            self._lines[-1][1] += num_bytes
+        else:
+            self._lines.append([region, num_bytes])
+        self._resident[region] = self._resident.get(region, 0) + num_bytes
         self.used_bytes += num_bytes
 
-    def spend(self, region: str, num_bytes: int) -> None:
-        """Part of a region was read and will not be read again: its lines stay until they are replaced."""
-        if num_bytes:
-            self._regions[region] -= num_bytes
-            self._regions[SPENT] = self._regions.get(SPENT, 0) + num_bytes
+    def touch(self, region: str, num_bytes: int, *, spent: bool) -> None:
+        """Lines that were hit become the most recent; ``spent`` ones will not be asked for again."""
+        left = min(num_bytes, self.resident(region))
+        moved = left
+        for line in self._lines:
+            if left and line[0] == region:
+                taken = min(left, line[1])
+                self._take(line, taken)
+                left -= taken
+        self._lines = deque(line for line in self._lines if line[1])
+        self.insert(SPENT if spent else region, moved)
+
+    def _take(self, line: list[Any], num_bytes: int) -> None:
+        line[1] -= num_bytes
+        self._resident[line[0]] -= num_bytes
+        self.used_bytes -= num_bytes
 
 
 class Memory:
@@ -89,7 +110,8 @@ class Memory:
         )
         self.l2 = L2Residency(int(machine.l2_effective_bytes))
         self._claimed: dict[str, int] = {}  # bytes of a region that kernels have asked for: no prefetch repeats them
-        self._idle_latency_ps = picoseconds(machine.l2_latency_s)
+        # A block goes on when its slowest line is there, and that lies in the far partition.
+        self._idle_latency_ps = picoseconds(machine.l2_far_latency_s)
         self._loaded_latency_ps = picoseconds(machine.l2_loaded_latency_s)
 
     def limit(self, num_blocks: int, resident_blocks: int, bytes_in_flight_per_block: int) -> StreamLimit:
@@ -100,8 +122,8 @@ class Memory:
         return StreamLimit(bytes_per_us(hbm), bytes_per_us(sms * self._machine.l2_bytes_per_s_per_sm))
 
     def latency_ps(self) -> int:
-        """Round trip of a dependent load to L2 now: it queues behind HBM traffic on the same fabric."""
-        share = self._ports.utilisation(HBM)
+        """Round trip of a block's dependent load to L2 now; it queues behind HBM traffic near the ceiling."""
+        share = max(0.0, self._ports.utilisation(HBM) - QUEUEING_UTILISATION) / (1.0 - QUEUEING_UTILISATION)
         return round(self._idle_latency_ps + share * (self._loaded_latency_ps - self._idle_latency_ps))
 
     def split(self, region: str, num_bytes: int) -> tuple[int, int]:
@@ -123,9 +145,10 @@ class Memory:
         if region and not reused:
             self._claimed[region] = self._claimed.get(region, 0) + num_bytes
         if reused:
+            self.l2.touch(region, from_l2, spent=False)
             self.l2.insert(region, from_hbm)
         else:
-            self.l2.spend(region, from_l2)
+            self.l2.touch(region, from_l2, spent=True)
             self.l2.insert(SPENT, from_hbm)
         hbm_done = self._ports.transfer(from_hbm, {HBM: 1, L2: 1}, limit.hbm_bytes_per_us)
         l2_done = self._ports.transfer(from_l2, {L2: 1}, limit.l2_bytes_per_us)

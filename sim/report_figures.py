@@ -38,6 +38,7 @@ PART_COLOURS = {
     "bytes in flight": "#4a9083",
     "starved": "#19854a",
     "dependency": "#fb9c87",
+    "drain": "#d0b8a0",
     "latency": "#e76e03",
     "reduce": "#741717",
     "send": "#fed6ff",

@@ -34,6 +34,7 @@ class Phase(str, Enum):
     COMPUTE = "compute"  # arithmetic beyond the streaming time
     LATENCY = "latency"  # dependent loads and block reductions
     REDUCE = "reduce"  # cluster or grid barrier, task counters
+    DRAIN = "drain"  # the slowest warps and the stores at a kernel's end
     SEND = "send"  # stores to peers leave the port
     HOST = "host"  # the host, outside the graph
     RUN = "run"  # a measured kernel whose inside is not known

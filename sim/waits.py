@@ -65,6 +65,7 @@ _PART_OF_PHASE: Mapping[Phase, Part] = {
     Phase.COMPUTE: Part.COMPUTE,
     Phase.LATENCY: Part.LATENCY,
     Phase.REDUCE: Part.REDUCE,
+    Phase.DRAIN: Part.RAMP_DRAIN,
     Phase.SEND: Part.NVLINK,
     Phase.HOST: Part.HOST,
     Phase.RUN: Part.UNKNOWN,

@@ -1,6 +1,6 @@
 """Cost of the AttnRes combine: a softmax mix of snapshots and the running prefix, then the sublayer's RMSNorm.
 
-``single_block`` is the unfused kernel: one block a row walks the sources one after the other.
+``single_block`` is the unfused kernel: one block a row reads all sources and reduces their logits together.
 ``consume`` is the welded form: a cluster of eight blocks polls peers' slots, sums them, folds the prefix into a
 snapshot part that ``snapshot_sums`` prepared earlier, and normalises.
 """
@@ -39,7 +39,8 @@ def single_block(weights: Sequence[Weight], *, rows: int, hidden: int, sources: 
                     _parameters(hidden, early=False),
                     Read(region=SNAPSHOTS, num_bytes=rows * (sources - 1) * row_bytes, kind=ReadKind.KV_STATE),
                 ),
-                num_block_reductions=sources + 1,  # a logit a source, then the RMSNorm
+                # The logits of all sources together (sums of squares and dots), the softmax, the RMSNorm.
+                num_block_reductions=3,
             ),
         ),
     )
@@ -61,7 +62,7 @@ def snapshot_sums(weights: Sequence[Weight], *, rows: int, hidden: int, sources:
                     _parameters(hidden, early=True),
                     Read(region=SNAPSHOTS, num_bytes=rows * (sources - 1) * row_bytes, kind=ReadKind.KV_STATE),
                 ),
-                num_block_reductions=sources,
+                num_block_reductions=2,
             ),
         ),
     )

@@ -30,14 +30,14 @@ def _pass(
     *,
     early: bool = False,
     barrier: Barrier = Barrier.NONE,
-    num_dependent_loads: int = 1,
+    num_address_loads: int = 1,
     num_tensor_core_setups: int = 1,
 ) -> Pass:
     num_weights = weight.num_bytes * 8 / BITS_PER_WEIGHT
     num_blocks = min(num_tiles, MAX_BLOCKS)
     return Pass(
         num_blocks=num_blocks,
-        num_dependent_loads=num_dependent_loads,
+        num_address_loads=num_address_loads,
         reads=(Read(region=weight.region, num_bytes=weight.num_bytes, early=early),),
         # Token tile of 16 on the tensor cores, whatever the rows an expert gets.
         flops=2.0 * max(16.0, rows_per_expert) * num_weights,
@@ -74,7 +74,7 @@ def gemm1(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: i
     (w13,) = weights
     experts = _num_experts(distinct_milli)
     # Expert table, then this tile's rows: two loads in series before the first weight address is known.
-    one = _pass(w13, rows * top_k / experts, experts * -(-2 * width // TILE_OUTPUTS), num_dependent_loads=2)
+    one = _pass(w13, rows * top_k / experts, experts * -(-2 * width // TILE_OUTPUTS), num_address_loads=2)
     return _work(one.num_blocks, (one,), bytes_in_flight=PUBLIC_BYTES_IN_FLIGHT)
 
 
@@ -82,7 +82,7 @@ def gemm2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: i
     """Down projection of the selected experts into ``top_k`` partial rows of the latent."""
     (w2,) = weights
     experts = _num_experts(distinct_milli)
-    one = _pass(w2, rows * top_k / experts, experts * -(-latent // TILE_OUTPUTS), num_dependent_loads=2)
+    one = _pass(w2, rows * top_k / experts, experts * -(-latent // TILE_OUTPUTS), num_address_loads=2)
     return _work(one.num_blocks, (one,), bytes_in_flight=PUBLIC_BYTES_IN_FLIGHT)
 
 

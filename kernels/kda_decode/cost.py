@@ -40,8 +40,9 @@ def per_head(
                 reads=_state_reads(rows, state_bytes, conv_state_bytes, conv_weight_bytes),
                 written_bytes=rows * (state_bytes + conv_state_bytes),
                 flops=STATE_FLOPS_PER_ELEMENT * rows * state_bytes / 4,
-                # L2 norms of q and k; then k S and q S for each of four chunks; then the RMSNorm.
-                num_block_reductions=2 + 2 * 4 + 1,
+                # L2 norms of q and k together; one meeting a chunk of the state; the RMSNorm. The sums over a
+                # state row stay within a warp.
+                num_block_reductions=1 + 4 + 1,
             ),
         ),
     )
@@ -77,7 +78,7 @@ def cluster(
             Pass(
                 num_dependent_loads=1,  # output gate
                 flops=STATE_FLOPS_PER_ELEMENT * rows * state_bytes / 4,
-                num_block_reductions=3,  # k S, q S, sum of squares
+                num_block_reductions=2,  # k S and q S together, sum of squares
                 barrier=Barrier.CLUSTER,
                 num_barriers=1,
             ),

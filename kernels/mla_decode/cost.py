@@ -21,7 +21,8 @@ def _attention(
 ) -> Pass:
     padded_heads = -(-heads // HEAD_TILE) * HEAD_TILE
     return Pass(
-        num_dependent_loads=1 if early else 2,  # query; the public form reads its page table after the wait too
+        num_address_loads=0 if early else 1,  # the public form reads its page table after the wait
+        num_dependent_loads=1,
         reads=(Read(region="", num_bytes=rows * context * kv_row_bytes, kind=ReadKind.KV_STATE, early=early),),
         flops=2.0 * rows * padded_heads * context * (2 * kv_lora_rank + 64),
         unit=unit,

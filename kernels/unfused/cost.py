@@ -16,6 +16,7 @@ BF16_BYTES = 2
 def _small(
     *,
     num_blocks: int,
+    addresses: int = 0,
     loads: int = 1,
     input_bytes_per_block: int = 0,
     reads: tuple[Read, ...] = (),
@@ -33,6 +34,7 @@ def _small(
         max_blocks_per_sm=8,
         passes=(
             Pass(
+                num_address_loads=addresses,
                 num_dependent_loads=loads,
                 input_bytes_per_block=input_bytes_per_block,
                 reads=reads,
@@ -49,7 +51,7 @@ def _small(
 def embedding(weights: Sequence[Weight], *, rows: int, hidden: int) -> Work:
     """Vocabulary-parallel lookup: token id, then its row."""
     row = Read(region="", num_bytes=rows * hidden * BF16_BYTES)
-    return _small(num_blocks=8 * rows, loads=2, reads=(row,), sent_bytes_per_peer=rows * hidden * BF16_BYTES)
+    return _small(num_blocks=8 * rows, addresses=1, loads=0, reads=(row,), sent_bytes_per_peer=rows * hidden * BF16_BYTES)
 
 
 def all_reduce(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int) -> Work:
@@ -72,7 +74,7 @@ def conv_update(
         Read(region="", num_bytes=rows * conv_state_bytes, kind=ReadKind.KV_STATE),
         Read(region="", num_bytes=conv_weight_bytes),
     )
-    return _small(num_blocks=-(-conv_state_bytes // 3072) * rows, loads=2, reads=reads,
+    return _small(num_blocks=-(-conv_state_bytes // 3072) * rows, addresses=1, reads=reads,
                   written_bytes=rows * conv_state_bytes)
 
 
@@ -80,11 +82,11 @@ def recurrent_update(weights: Sequence[Weight], *, rows: int, heads: int, state_
     """Delta rule with gates inside; four blocks a head, each 32 value columns."""
     return _small(
         num_blocks=4 * heads * rows,
-        loads=2,
+        addresses=1,  # state slot
         reads=(Read(region="", num_bytes=rows * state_bytes, kind=ReadKind.KV_STATE),),
         written_bytes=rows * state_bytes,
         flops=8.0 * rows * state_bytes / 4,
-        reductions=4,
+        reductions=2,  # L2 norms together, then k S and q S
     )
 
 
