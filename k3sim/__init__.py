@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from k3sim.ask import Options
 from k3sim.errors import UserError
+from k3sim.options import Options
 
 if TYPE_CHECKING:
     import pandas

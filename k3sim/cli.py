@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from k3sim.ask import Options, ask, parse_side, warnings_of, writable_folder
+from k3sim.ask import ask, parse_side, warnings_of, writable_folder
 from k3sim.errors import UserError
+from k3sim.options import Options
 
 app = typer.Typer(
     name="k3sim",
@@ -59,6 +60,23 @@ def _options(**given: Any) -> Options:
     given["with_switches"] = tuple(given.pop("with_") or ())
     given["without"] = tuple(given["without"] or ())
     return Options(**given)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from k3sim import __version__
+
+        sys.stdout.write(f"k3sim {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options_of_every_command(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Predict where a Kimi K3 decode step waits, and what would remove it."""
 
 
 @app.command(epilog="Example: k3sim timeline --concurrency 1")
@@ -158,13 +176,14 @@ def machines(
     json_output: Json = False,
 ) -> None:
     """List machine profiles, or show one with unit, kind, interval and source of every value."""
-    from k3sim.report import dump_json
+    from k3sim.report import SCHEMA_VERSION, dump_json
     from k3sim.sim.machine import describe, load_machine, machine_names
 
     names = machine_names() if name is None else [name]
     loaded = [load_machine(one) for one in names]
     if json_output:
-        document = {"machines": [{"name": one.name, "title": one.title, "values": describe(one)} for one in loaded]}
+        profiles = [{"name": one.name, "title": one.title, "values": describe(one)} for one in loaded]
+        document = {"schema_version": SCHEMA_VERSION, "machines": profiles}
         sys.stdout.write(dump_json(document))
         return
     from k3sim.tables import print_machine, print_machines
@@ -181,13 +200,12 @@ def validate(json_output: Json = False) -> None:
     from dataclasses import asdict
 
     from k3sim.calibrate.validate import kernel_rows, layer_rows, step_rows
-    from k3sim.report import dump_json
+    from k3sim.report import SCHEMA_VERSION, dump_json
 
     tables = {"steps_ms": step_rows(), "kda_layer_us": layer_rows(), "kernels_us": kernel_rows()}
     if json_output:
-        document = {
-            name: [{**asdict(row), "error": row.error} for row in rows] for name, rows in tables.items()
-        }
+        document: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
+        document |= {name: [{**asdict(row), "error": row.error} for row in rows] for name, rows in tables.items()}
         sys.stdout.write(dump_json(document))
         return
     from k3sim.tables import print_validation

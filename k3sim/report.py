@@ -45,7 +45,8 @@ class Report:
     stock, persistent
         the paths beside it
     ladder, leave_one_out
-        the fused path with switches added in turn, and with each taken away
+        the fused path with switches added in turn, and with each taken away; with sampled skew these are
+        predicted with its mean, so that a switch is compared with itself and not with a draw
     command
         the command line that reproduces it
     """
@@ -61,6 +62,11 @@ class Report:
     @property
     def question(self) -> Question:
         return self.main.question
+
+    @property
+    def reference(self) -> Prediction:
+        """The full fused path that the ladder ends with and a removed switch is compared with."""
+        return self.ladder[-1][1]
 
     @cached_property
     def labelled(self) -> dict[str, Prediction]:
@@ -116,8 +122,8 @@ class Report:
                 {
                     "without": switch,
                     "step_us": prediction.step_us,
-                    "cost_us": prediction.step_us - self.fused.step_us,
-                    "waits_delta_us": difference_us(self.fused, prediction),
+                    "cost_us": prediction.step_us - self.reference.step_us,
+                    "waits_delta_us": difference_us(self.reference, prediction),
                 }
                 for switch, prediction in self.leave_one_out
             ],
@@ -169,12 +175,12 @@ class Report:
             "context": question.workload.context,
             "main_path": next(iter(self.labelled)),
             "paths": {label: _card(prediction, self.stock) for label, prediction in self.labelled.items()},
-            "waterfall": _waterfall(self.ladder, self.fused, self.persistent),
+            "waterfall": _waterfall(self.ladder, self.persistent),
             "leave_one_out": [
                 {
                     "without": switch,
                     "step_us": prediction.step_us,
-                    "cost_us": prediction.step_us - self.fused.step_us,
+                    "cost_us": prediction.step_us - self.reference.step_us,
                 }
                 for switch, prediction in self.leave_one_out
             ],
@@ -187,6 +193,7 @@ class Report:
                 {"stage": stage, "part": part.word, "us": duration_us}
                 for stage, part, duration_us in self.main.contributions()[:20]
             ],
+            "glossary": {part.word: part.meaning for part in Part},
             "command": self.command,
             "versions": {"k3sim": __version__},
             "machine_values": describe(question.machine),
@@ -245,16 +252,14 @@ def _card(prediction: Prediction, stock: Prediction) -> dict[str, Any]:
     }
 
 
-def _waterfall(
-    ladder: tuple[tuple[str, Prediction], ...], fused: Prediction, persistent: Prediction
-) -> list[dict[str, Any]]:
+def _waterfall(ladder: tuple[tuple[str, Prediction], ...], persistent: Prediction) -> list[dict[str, Any]]:
     first_label, before = ladder[0]
     steps = [_bar(first_label, "total", before, None)]
     for label, prediction in ladder[1:]:
         steps.append(_bar(label, "relative", prediction, before))
         before = prediction
-    steps.append(_bar("fused", "total", fused, None))
-    steps.append(_bar("one persistent program", "relative", persistent, fused))
+    steps.append(_bar("fused", "total", before, None))
+    steps.append(_bar("one persistent program", "relative", persistent, before))
     steps.append(_bar("persistent", "total", persistent, None))
     return steps
 

@@ -52,12 +52,12 @@ def print_report(report: Report, files: Mapping[str, str]) -> None:
     console.print(_waits(report.labelled))
     console.print()
     switches = _table("switch", "added in turn us", "removed from all four us")
-    before = report.stock
+    before = report.ladder[0][1]
     for (label, prediction), (_, removed) in zip(report.ladder[1:], report.leave_one_out, strict=True):
         switches.add_row(
             label.removeprefix("+ "),
             f"{prediction.step_us - before.step_us:+,.1f}",
-            f"{removed.step_us - report.fused.step_us:+,.1f}",
+            f"{removed.step_us - report.reference.step_us:+,.1f}",
         )
         before = prediction
     console.print(switches)

@@ -75,7 +75,7 @@ class SharedBandwidth:
             event = simpy.Event(self._env)
             event._ok, event._value = True, None
             event.callbacks = [self._settle]
-            self._env.schedule(event, priority=_SETTLE_PRIORITY)
+            self._env.schedule(event, priority=_SETTLE_PRIORITY)  # type: ignore[arg-type]  # a priority after NORMAL
 
     def _settle(self, _: simpy.Event) -> None:
         self._settle_pending = False

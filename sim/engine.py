@@ -209,11 +209,11 @@ class _Engine:
         if not launches:
             needed += [self.states[rank, index] for index in call.after]
         last: _State | None = None
-        for one in needed:
-            if not one.done.triggered:
-                yield one.done
-            if last is None or one.run.end_ps > last.run.end_ps:
-                last = one
+        for other in needed:
+            if not other.done.triggered:
+                yield other.done
+            if last is None or other.run.end_ps > last.run.end_ps:
+                last = other
         if last is not None:
             causes.append(last.run.index)
             self.span(run, Phase.DEPENDENCY, last.run.index, last.run.end_ps)

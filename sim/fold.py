@@ -9,7 +9,9 @@ kind. With ranks identical the folded step equals the full one to within 0.1 % (
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from k3sim.model.architecture import Architecture
 from k3sim.sim.timeline import Counter, KernelRun, Span, Timeline
@@ -122,7 +124,7 @@ def expand(timeline: Timeline, parts: list[Cell]) -> Timeline:
             index_of[layer, run.stage] = len(copies)
             copies.append((run, layer, shifts[layer]))
     original = {run.index: run for run in timeline.kernels}
-    before = {layer: previous for previous, layer in zip(order, order[1:], strict=False)}
+    before = {layer: previous for previous, layer in pairwise(order)}
     kernels: list[KernelRun] = []
     for index, (run, layer, shift_ps) in enumerate(copies):
 
@@ -181,8 +183,6 @@ def _expand_counter(
             steps[-1] = (time_ps, rate)
         elif not steps or steps[-1][1] != rate:
             steps.append((time_ps, rate))
-
-    from bisect import bisect_left, bisect_right
 
     for layer in order:
         cell = by_layer[layer][0]

@@ -21,7 +21,6 @@ class Phase(str, Enum):
     RELEASE = "release"  # the predecessor's stores drain and its completion becomes visible
     LAUNCH = "launch"  # graph node to first instruction
     SM_SLOTS = "sm slots"  # no room beside the kernels that run
-    PROLOGUE = "prologue"  # work that does not depend on the predecessor: first weight tiles
     DEPENDENCY = "dependency"  # waits for a kernel of the same rank
     PEERS = "peers"  # polls for data from other ranks
     POLL = "poll"  # data arrived in memory but is not yet seen by the poller

@@ -39,7 +39,28 @@ class Part(str, Enum):
         """The part as a reader meets it in tables and charts."""
         return _WORDS.get(self.value, self.value.replace("_", " "))
 
+    @property
+    def meaning(self) -> str:
+        """One line for a reader who meets the word for the first time."""
+        return _MEANINGS[self.value]
 
+
+_MEANINGS = {
+    "weights": "weights stream at HBM speed",
+    "kv_state": "KV cache or recurrent state streams at HBM speed",
+    "l2": "bytes that L2 holds are read",
+    "compute": "arithmetic beyond the streaming time",
+    "launch": "a kernel starts: node to first instruction, parameters and constants",
+    "ramp_drain": "first bytes under way, slowest warps and stores, completion becoming visible",
+    "bytes_in_flight": "HBM below its speed: too few SMs or bytes in flight",
+    "dependency_latency": "dependent loads and reductions inside small kernels",
+    "reduction_barrier": "blocks of a cluster or grid meet, or a counter hands over",
+    "nvlink_flight": "data on its way to peers, and not yet seen by their poll",
+    "slower_peer": "this rank's data has arrived, another rank's has not",
+    "side_stream": "a side stream has less HBM or fewer SMs than it could use",
+    "host": "the host, outside the graph",
+    "kernel": "a measured kernel whose inside is not known",
+}
 _WORDS = {
     "kv_state": "KV and state",
     "l2": "L2",
@@ -54,7 +75,6 @@ _PART_OF_PHASE: Mapping[Phase, Part] = {
     Phase.RELEASE: Part.RAMP_DRAIN,
     Phase.LAUNCH: Part.LAUNCH,
     Phase.SM_SLOTS: Part.LAUNCH,
-    Phase.PROLOGUE: Part.WEIGHTS,
     Phase.POLL: Part.NVLINK,
     Phase.RAMP: Part.RAMP_DRAIN,
     Phase.WEIGHTS: Part.WEIGHTS,

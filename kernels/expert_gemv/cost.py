@@ -105,7 +105,7 @@ def block(
     w13, w2 = weights
     chosen = _num_experts(distinct_milli)
     rows_per_expert = rows * top_k / chosen
-    passes = (
+    passes: tuple[Pass, ...] = (
         _pass(w13, rows_per_expert, chosen * -(-2 * width // TILE_OUTPUTS), barrier=Barrier.GRID),
         _pass(w2, rows_per_expert, chosen * -(-latent // TILE_OUTPUTS)),
     )

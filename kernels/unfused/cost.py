@@ -50,8 +50,9 @@ def _small(
 
 def embedding(weights: Sequence[Weight], *, rows: int, hidden: int) -> Work:
     """Vocabulary-parallel lookup: token id, then its row."""
-    row = Read(region="", num_bytes=rows * hidden * BF16_BYTES)
-    return _small(num_blocks=8 * rows, addresses=1, loads=0, reads=(row,), sent_bytes_per_peer=rows * hidden * BF16_BYTES)
+    row_bytes = rows * hidden * BF16_BYTES
+    row = Read(region="", num_bytes=row_bytes)
+    return _small(num_blocks=8 * rows, addresses=1, loads=0, reads=(row,), sent_bytes_per_peer=row_bytes)
 
 
 def all_reduce(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int) -> Work:

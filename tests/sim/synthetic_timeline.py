@@ -71,7 +71,7 @@ def synthetic_timeline(*, num_ranks: int = 1, num_layers: int = 93, slowness: fl
                 for phase, us in (
                     (Phase.RELEASE, 0.3),
                     (Phase.LAUNCH, 0.7),
-                    (Phase.PROLOGUE, 0.2),
+                    (Phase.RAMP, 0.2),
                     (Phase.DEPENDENCY, 0.4),
                     (Phase.RAMP, 0.6),
                     (reading, -1.0),
