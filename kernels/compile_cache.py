@@ -1,0 +1,64 @@
+"""Compiled kernels, one a configuration and architecture, and the toolchain they need.
+
+CUTLASS decides its target when it is first imported, so the architecture is settled here before that: the environment
+variable ``CUTE_DSL_ARCH`` where it is set (a build without a GPU), else the current device. One process compiles for
+one architecture.
+
+    def skinny_gemv(configuration):            # in launch.py
+        return compiled(configuration, lambda: kernel.compile_gemv(configuration))
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable
+from types import ModuleType
+from typing import Any
+
+from k3sim.errors import UserError
+
+ARCHITECTURES = ("sm_90a", "sm_100a", "sm_103a")
+_OF_CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
+
+_compiled: dict[tuple[Hashable, ...], Any] = {}
+
+
+def architecture() -> str:
+    """Target of this process: one of ``ARCHITECTURES``. Raises UserError where none can be told or it has no build."""
+    named = os.environ.get("CUTE_DSL_ARCH")
+    if named is not None:
+        if named not in ARCHITECTURES:
+            raise UserError(f"CUTE_DSL_ARCH: got {named}, accepted: {', '.join(ARCHITECTURES)}")
+        return named
+    try:
+        import torch
+    except ImportError as missing:
+        raise UserError("torch is not installed: pip install 'k3sim[gpu]'") from missing
+    if not torch.cuda.is_available():
+        raise UserError(f"no CUDA GPU is visible: set CUTE_DSL_ARCH to build for one of {', '.join(ARCHITECTURES)}")
+    capability = torch.cuda.get_device_capability()
+    if capability not in _OF_CAPABILITY:
+        raise UserError(f"GPU of compute capability {capability}: kernels exist for 9.0, 10.0 and 10.3")
+    return _OF_CAPABILITY[capability]
+
+
+def get_cutlass() -> ModuleType:
+    """The ``cutlass`` module, imported for this process's architecture. Raises UserError if it is not installed."""
+    os.environ.setdefault("CUTE_DSL_ARCH", architecture())
+    try:
+        import cutlass
+    except ImportError as missing:
+        raise UserError("nvidia-cutlass-dsl is not installed: pip install 'k3sim[gpu]'") from missing
+    return cutlass  # type: ignore[no-any-return]
+
+
+def compiled(configuration: Hashable, build: Callable[[], Any]) -> Any:
+    """The function for ``configuration`` (a frozen dataclass; its type is part of the key), built on first use.
+
+    Everything that changes the machine code belongs in ``configuration``. Build before a graph capture begins.
+    """
+    key = (architecture(), type(configuration), configuration)
+    if key not in _compiled:
+        get_cutlass()
+        _compiled[key] = build()
+    return _compiled[key]
