@@ -1,0 +1,279 @@
+"""PTX accesses that several kernels share: one instruction a function, addresses as integers (global 64, shared 32 bits).
+
+Integer addresses keep page and slot arithmetic in 64 bits and make the width and cache policy of each access visible
+where it happens. Imports cutlass, so only kernel modules import this one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass import Float32, Int32, Int64, Uint32
+from cutlass.cute.arch.nvvm_wrappers import inline_ptx
+
+Words = tuple[Uint32, ...]
+_FOUR_OUT = "{{$w0}, {$w1}, {$w2}, {$w3}}"
+_FOUR_IN = "{{$r1}, {$r2}, {$r3}, {$r4}}"
+
+
+def load_stream(g_address: Int64) -> Words:
+    """16 bytes that nobody else reads and no running kernel writes: past L1."""
+    return inline_ptx(
+        f"ld.global.nc.L1::no_allocate.v4.b32 {_FOUR_OUT}, [{{$r0}}];",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[g_address],
+    )
+
+
+def load_l2(g_address: Int64) -> Words:
+    """16 bytes from L2: data that other blocks of this launch wrote before a fence."""
+    return inline_ptx(
+        f"ld.global.cg.v4.b32 {_FOUR_OUT}, [{{$r0}}];", write_only_types=[Uint32] * 4, read_only_args=[g_address]
+    )
+
+
+def load_cached(g_address: Int64) -> Words:
+    """16 bytes through L1: small operands that several warps of a block read."""
+    return inline_ptx(
+        f"ld.global.v4.b32 {_FOUR_OUT}, [{{$r0}}];", write_only_types=[Uint32] * 4, read_only_args=[g_address]
+    )
+
+
+def load_volatile(g_address: Int64) -> Words:
+    """16 bytes that a peer may be writing: never from L1, never merged with another load."""
+    return inline_ptx(
+        f"ld.volatile.global.v4.b32 {_FOUR_OUT}, [{{$r0}}];", write_only_types=[Uint32] * 4, read_only_args=[g_address]
+    )
+
+
+def load_int(g_address: Int64) -> Int32:
+    return inline_ptx("ld.global.b32 {$w0}, [{$r0}];", write_only_types=[Int32], read_only_args=[g_address])
+
+
+def load_int_volatile(g_address: Int64) -> Int32:
+    return inline_ptx("ld.volatile.global.b32 {$w0}, [{$r0}];", write_only_types=[Int32], read_only_args=[g_address])
+
+
+def load_long(g_address: Int64) -> Int64:
+    return inline_ptx("ld.global.b64 {$w0}, [{$r0}];", write_only_types=[Int64], read_only_args=[g_address])
+
+
+def load_float(g_address: Int64) -> Float32:
+    return inline_ptx("ld.global.f32 {$w0}, [{$r0}];", write_only_types=[Float32], read_only_args=[g_address])
+
+
+def load_float_l2(g_address: Int64) -> Float32:
+    return inline_ptx("ld.global.cg.f32 {$w0}, [{$r0}];", write_only_types=[Float32], read_only_args=[g_address])
+
+
+def store(g_address: Int64, words: Any) -> None:
+    """16 bytes: four 32-bit values, integer or float."""
+    inline_ptx(f"st.global.v4.b32 [{{$r0}}], {_FOUR_IN};", read_only_args=[g_address, *words])
+
+
+def store_float(g_address: Int64, value: Float32) -> None:
+    inline_ptx("st.global.f32 [{$r0}], {$r1};", read_only_args=[g_address, value])
+
+
+def store_int(g_address: Int64, value: Int32) -> None:
+    inline_ptx("st.global.b32 [{$r0}], {$r1};", read_only_args=[g_address, value])
+
+
+def shared_load4(s_address: Int32) -> Words:
+    return inline_ptx(
+        f"ld.shared.v4.b32 {_FOUR_OUT}, [{{$r0}}];", write_only_types=[Uint32] * 4, read_only_args=[s_address]
+    )
+
+
+def shared_load2(s_address: Int32) -> Words:
+    return inline_ptx(
+        "ld.shared.v2.b32 {{$w0}, {$w1}}, [{$r0}];", write_only_types=[Uint32] * 2, read_only_args=[s_address]
+    )
+
+
+def shared_load_int(s_address: Int32) -> Int32:
+    return inline_ptx("ld.shared.b32 {$w0}, [{$r0}];", write_only_types=[Int32], read_only_args=[s_address])
+
+
+def shared_load_float(s_address: Int32) -> Float32:
+    return inline_ptx("ld.shared.f32 {$w0}, [{$r0}];", write_only_types=[Float32], read_only_args=[s_address])
+
+
+def shared_load_half(s_address: Int32) -> Uint32:
+    """16 bits, zero-extended."""
+    return inline_ptx(
+        "{ .reg .b16 h; ld.shared.b16 h, [{$r0}]; cvt.u32.u16 {$w0}, h; }",
+        write_only_types=[Uint32],
+        read_only_args=[s_address],
+    )
+
+
+def shared_store4(s_address: Int32, words: Any) -> None:
+    inline_ptx(f"st.shared.v4.b32 [{{$r0}}], {_FOUR_IN};", read_only_args=[s_address, *words])
+
+
+def shared_store_float(s_address: Int32, value: Float32) -> None:
+    inline_ptx("st.shared.f32 [{$r0}], {$r1};", read_only_args=[s_address, value])
+
+
+def shared_store_int(s_address: Int32, value: Int32) -> None:
+    inline_ptx("st.shared.b32 [{$r0}], {$r1};", read_only_args=[s_address, value])
+
+
+def shared_store_half(s_address: Int32, value: Uint32) -> None:
+    """The low 16 bits of ``value``."""
+    inline_ptx(
+        "{ .reg .b16 h; cvt.u16.u32 h, {$r1}; st.shared.b16 [{$r0}], h; }", read_only_args=[s_address, value]
+    )
+
+
+def peer_shared(s_address: Int32, rank: Int32) -> Int32:
+    """The same shared-memory offset in block ``rank`` of the cluster."""
+    return inline_ptx(
+        "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[s_address, rank]
+    )
+
+
+def peer_store4(s_peer: Int32, words: Any) -> None:
+    inline_ptx(f"st.shared::cluster.v4.b32 [{{$r0}}], {_FOUR_IN};", read_only_args=[s_peer, *words])
+
+
+def peer_store_float(s_peer: Int32, value: Float32) -> None:
+    inline_ptx("st.shared::cluster.f32 [{$r0}], {$r1};", read_only_args=[s_peer, value])
+
+
+def peer_store_half(s_peer: Int32, value: Uint32) -> None:
+    inline_ptx(
+        "{ .reg .b16 h; cvt.u16.u32 h, {$r1}; st.shared::cluster.b16 [{$r0}], h; }", read_only_args=[s_peer, value]
+    )
+
+
+def cluster_arrive() -> None:
+    inline_ptx("barrier.cluster.arrive.release.aligned;")
+
+
+def cluster_wait() -> None:
+    inline_ptx("barrier.cluster.wait.acquire.aligned;")
+
+
+def count_wrapping(g_address: Int64, last: Int32) -> Int32:
+    """Count an arrival; returns how many came before. The counter returns to 0 after ``last`` + 1 arrivals."""
+    return inline_ptx(
+        "atom.acq_rel.gpu.global.inc.u32 {$w0}, [{$r0}], {$r1};",
+        write_only_types=[Int32],
+        read_only_args=[g_address, last],
+    )
+
+
+def fence_gpu() -> None:
+    inline_ptx("fence.acq_rel.gpu;")
+
+
+def bits_as_float(word: Uint32) -> Float32:
+    return inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[word])
+
+
+def float_as_bits(value: Float32) -> Uint32:
+    return inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Uint32], read_only_args=[value])
+
+
+def low_bf16(pair: Uint32) -> Float32:
+    return bits_as_float(pair << Uint32(16))
+
+
+def high_bf16(pair: Uint32) -> Float32:
+    return bits_as_float(pair & Uint32(0xFFFF0000))
+
+
+def pack_bf16(low: Float32, high: Float32) -> Uint32:
+    return inline_ptx(
+        "cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[high, low]
+    )
+
+
+def pack_f16(low: Float32, high: Float32) -> Uint32:
+    return inline_ptx("cvt.rn.f16x2.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[high, low])
+
+
+def pack_e4m3(low: Float32, high: Float32) -> Uint32:
+    """Two e4m3 bytes in the low half, rounded to nearest, saturated at 448."""
+    return inline_ptx(
+        "{ .reg .b16 h; cvt.rn.satfinite.e4m3x2.f32 h, {$r0}, {$r1}; cvt.u32.u16 {$w0}, h; }",
+        write_only_types=[Uint32],
+        read_only_args=[high, low],
+    )
+
+
+def e4m3x4_to_f16(word: Uint32) -> Words:
+    """Four e4m3 bytes as two pairs of f16 (every e4m3 value is exact in f16)."""
+    return inline_ptx(
+        "{ .reg .b16 a, b; mov.b32 {a, b}, {$r0};"
+        " cvt.rn.f16x2.e4m3x2 {$w0}, a; cvt.rn.f16x2.e4m3x2 {$w1}, b; }",
+        write_only_types=[Uint32] * 2,
+        read_only_args=[word],
+    )
+
+
+def select_bytes(a: Uint32, b: Uint32, selector: int) -> Uint32:
+    """Byte permute: nibble i of ``selector`` names the source of byte i (0 to 3 in ``a``, 4 to 7 in ``b``)."""
+    return inline_ptx(
+        f"prmt.b32 {{$w0}}, {{$r0}}, {{$r1}}, {selector:#x};", write_only_types=[Uint32], read_only_args=[a, b]
+    )
+
+
+def mma(sums: Any, a: Any, b: Any, *, operand: str) -> tuple[Float32, ...]:
+    """m16n8k16: ``sums`` [4] fp32 + ``a`` [4] x ``b`` [2]; ``operand`` is "bf16" or "f16"."""
+    return inline_ptx(
+        f"mma.sync.aligned.m16n8k16.row.col.f32.{operand}.{operand}.f32 {_FOUR_OUT}, "
+        "{{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, {{$r6}, {$r7}, {$r8}, {$r9}};",
+        write_only_types=[Float32] * 4,
+        read_only_args=[*a, *b, *sums],
+    )
+
+
+def exp2(value: Float32) -> Float32:
+    """2 to the ``value``; 0 at -infinity."""
+    return inline_ptx("ex2.approx.ftz.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[value])
+
+
+def log2(value: Float32) -> Float32:
+    """-infinity at 0."""
+    return inline_ptx("lg2.approx.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[value])
+
+
+def maximum(a: Float32, b: Float32) -> Float32:
+    return inline_ptx("max.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Float32], read_only_args=[a, b])
+
+
+def barrier_init(s_barrier: Int32, count: int) -> None:
+    inline_ptx(f"mbarrier.init.shared::cta.b64 [{{$r0}}], {count};", read_only_args=[s_barrier])
+
+
+def barrier_init_fence() -> None:
+    inline_ptx("fence.mbarrier_init.release.cluster;")
+
+
+def barrier_expect(s_barrier: Int32, num_bytes: Int32) -> None:
+    """Arrive and announce ``num_bytes`` of bulk copies."""
+    inline_ptx(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{$r0}], {$r1};", read_only_args=[s_barrier, num_bytes]
+    )
+
+
+def barrier_wait(s_barrier: Int32, parity: Int32) -> None:
+    inline_ptx(
+        "{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [{$r0}], {$r1}; @!p bra again; }",
+        read_only_args=[s_barrier, parity],
+    )
+
+
+def bulk_copy(s_address: Int32, g_address: Int64, num_bytes: Int32, s_barrier: Int32) -> None:
+    """Global to shared memory by the copy engine, completion counted in bytes at ``s_barrier``."""
+    inline_ptx(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];",
+        read_only_args=[s_address, g_address, num_bytes, s_barrier],
+    )
+
+
+def bulk_prefetch(g_address: Int64, num_bytes: Int32) -> None:
+    inline_ptx("cp.async.bulk.prefetch.L2.global [{$r0}], {$r1};", read_only_args=[g_address, num_bytes])
