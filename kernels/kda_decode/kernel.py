@@ -1,0 +1,680 @@
+"""KDA decode step in one launch: convolution, SiLU, L2 norms, low-rank decay gate, delta rule, gated RMSNorm.
+
+What it computes, for one row (token) and head, D = 128::
+
+    q, k, v = silu(conv4(conv_state, projected))        depthwise and causal, three past samples kept
+    q, k    = q / |q| * D**-0.5, k / |k|
+    alpha   = exp(-5 sigmoid(exp(a_log) (gate_weight f_a + dt_bias)))
+    S'      = diag(alpha) S
+    S''     = S' + k delta^T,    delta = sigmoid(beta) (v - S'^T k)
+    out     = rmsnorm(S''^T q) norm_weight sigmoid(gate)
+
+and one pass over S suffices, because ``S''^T q = S'^T q + (k . q) delta``: both sums over k are taken of the same
+registers, and the norms of q and k enter as scalars afterwards, so that only one meeting of threads lies between the
+inputs and those sums.
+
+Tensors: ``projected [rows, q|k|v|gate|f_a|beta|padding]`` bf16, ``gate_weight [heads D, D]`` bf16, ``conv_weight
+[3 heads D, 4]`` fp32, ``conv_state [slots, 3, 3 heads D]`` bf16 (oldest first), ``state [slots, heads, D (k), D (v)]``
+fp32 or bf16, ``out [rows, heads D]`` bf16. Slot strides are 64-bit. A slot of 0 or less is padding: output 0, nothing
+else written.
+
+Two forms share the phases below.
+
+* ``split_head``: a cluster of 4 or 8 blocks owns a head of a row; each block holds 32 or 16 value columns of the state
+  in registers. Columns are independent but for the RMSNorm: every block sends its sum of squares to the others with
+  ``st.async``, counted by a barrier in the receiver's shared memory, one hop instead of a store and a cluster barrier.
+  Each block projects the whole decay gate itself, on tensor cores with f_a as the only distinct column of B: 16
+  instructions a warp cost less than the exchange that a split of the 128 outputs would need.
+* ``stream``: one persistent block an SM walks over (head, row) pairs, head by head so that the gate weight stays in
+  registers. A producer warp keeps bulk copies of whole states (contiguous, 64 KiB or 32 KiB) in flight in a ring of
+  shared memory, whatever the eight computing warps wait for; new states leave from registers.
+
+State, weights and past samples are fetched before the wait on the preceding kernel. With programmatic dependent
+launch the caller therefore promises that no kernel still in flight writes the state of these slots.
+
+What lost on paper: one block a head (12 of 132 SMs pull the state at batch 1); columns owned by a warp, which needs no
+meeting for the sums over k but touches 32 cache lines a load; f_a in fp32 FMAs (twice the instructions of the tensor
+cores' padded product).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+from cutlass import BFloat16, Boolean, Float32, Int32, Int64, cute
+from cutlass.cute.nvgpu import cpasync
+from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
+
+HEAD_DIM = 128
+L2_EPSILON = 1e-6
+NORM_EPSILON = 1e-5
+DECAY_BOUND = -5.0
+VECTOR_BYTES = 16
+MMA_ROWS = 16
+STREAM_THREADS = 256
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, kw_only=True)
+class KdaConfiguration:
+    """One compiled form. ``cluster``: blocks a head (4 or 8), or 0 for the streaming form with ``stages`` states."""
+
+    heads: int
+    bf16_state: bool
+    cluster: int
+    stages: int = 0
+    pdl: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Computing threads a block."""
+        return STREAM_THREADS if self.cluster == 0 else 128
+
+    @property
+    def columns(self) -> int:
+        """Value columns a block."""
+        return HEAD_DIM // max(self.cluster, 1)
+
+    @property
+    def vector(self) -> int:
+        """State elements of one 16-byte access."""
+        return VECTOR_BYTES // (2 if self.bf16_state else 4)
+
+    @property
+    def lanes_per_row(self) -> int:
+        """Threads that share a row (one k) of the block's part of the state."""
+        return self.columns // self.vector
+
+    @property
+    def rows_per_thread(self) -> int:
+        """Consecutive rows of the state that a thread holds."""
+        return HEAD_DIM * self.lanes_per_row // self.threads
+
+    @property
+    def warps(self) -> int:
+        """Computing warps a block."""
+        return self.threads // 32
+
+    @property
+    def gate_tiles(self) -> int:
+        """Tiles of 16 decay channels that a warp projects."""
+        return HEAD_DIM // MMA_ROWS // self.warps
+
+    @property
+    def state_type(self) -> Any:
+        """Element type of the state."""
+        return BFloat16 if self.bf16_state else Float32
+
+
+# ---- small pieces, traced inline ----------------------------------------------------------------------------------
+
+
+def scalar(pointer: Any, offset: Any) -> Any:
+    return cute.make_tensor(pointer + offset, cute.make_layout(1))[0]
+
+
+def put(pointer: Any, offset: Any, value: Any) -> None:
+    # A call in the target of an assignment would mark its arguments, the configuration too, as written.
+    cute.make_tensor(pointer + offset, cute.make_layout(1))[0] = value
+
+
+def vector_at(pointer: Any, offset: Any, num: int) -> Any:
+    """``num`` consecutive elements as a tensor whose accesses are as wide as its size allows."""
+    moved = pointer + offset
+    aligned = cute.make_ptr(
+        pointer.dtype, moved.toint(), pointer.memspace, assumed_align=min(16, num * pointer.dtype.width // 8)
+    )
+    return cute.make_tensor(aligned, cute.make_layout(num))
+
+
+def load_vector(pointer: Any, offset: Any, num: int) -> Any:
+    registers = cute.make_rmem_tensor(num, pointer.dtype)
+    cute.autovec_copy(vector_at(pointer, offset, num), registers)
+    return registers
+
+
+def load_words(pointer: Any, offset: Any) -> Any:
+    """Eight bf16 as four 32-bit words, as the tensor cores take them."""
+    return load_vector(cute.recast_ptr(pointer + offset, dtype=Int32), 0, 4)
+
+
+def choose(condition: Any, yes: Any, no: Any) -> Any:
+    return type(yes)(cutlass.select_(condition, yes, no))
+
+
+def sigmoid(x: Any) -> Any:
+    return cute.arch.rcp_approx(1.0 + cute.arch.exp2(x * -LOG2_E))
+
+
+def warp_sum(value: Any, offsets: Any) -> Any:
+    for offset in offsets:
+        value = value + cute.arch.shuffle_sync_bfly(value, offset)
+    return value
+
+
+def mma_16x8x16(a: Any, b: Any, c: Any) -> Any:
+    return cute.arch.inline_ptx(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { {$w0}, {$w1}, {$w2}, {$w3} }, "
+        "{ {$r0}, {$r1}, {$r2}, {$r3} }, { {$r4}, {$r5} }, { {$r6}, {$r7}, {$r8}, {$r9} };",
+        write_only_types=[Float32] * 4,
+        read_only_args=[*a, *b, *c],
+    )
+
+
+# ---- phases -------------------------------------------------------------------------------------------------------
+
+
+def load_gate_weight(conf: KdaConfiguration, m_gate_weight: Any, head: Any, warp: Any, lane: Any) -> list[Any]:
+    """This warp's rows of the gate weight as A operands.
+
+    Thread c of a quad takes 8 consecutive inputs of every 32; the product sums over inputs, so their order within
+    the instruction is free as long as A and B agree.
+    """
+    words = []
+    for tile in range(conf.gate_tiles):
+        row = head * HEAD_DIM + (warp * conf.gate_tiles + tile) * MMA_ROWS + lane // 4
+        for half in range(2):
+            for part in range(4):
+                offset = (row + 8 * half) * HEAD_DIM + 32 * part + 8 * (lane % 4)
+                words.append(load_words(m_gate_weight.iterator, offset))
+    return words
+
+
+def gate_row(conf: KdaConfiguration, warp: Any, lane: Any) -> Any:
+    """Decay channel that this lane finishes; lanes of a quad share the four rows they hold."""
+    which = lane % 4 % (2 * conf.gate_tiles)
+    return (warp * conf.gate_tiles + which // 2) * MMA_ROWS + 8 * (which % 2) + lane // 4
+
+
+def project_gate(conf: KdaConfiguration, weight: list[Any], f_a: list[Any], lane: Any) -> Any:
+    """Logit of channel ``gate_row``. Every column of B is f_a, so each lane of a quad gets the quad's rows."""
+    logits = []
+    for tile in range(conf.gate_tiles):
+        low, high = weight[8 * tile : 8 * tile + 4], weight[8 * tile + 4 : 8 * tile + 8]
+        even, odd = (Float32(0.0),) * 4, (Float32(0.0),) * 4
+        for part in range(4):
+            a_low, a_high, b = low[part], high[part], f_a[part]
+            even = mma_16x8x16((a_low[0], a_high[0], a_low[1], a_high[1]), (b[0], b[1]), even)
+            odd = mma_16x8x16((a_low[2], a_high[2], a_low[3], a_high[3]), (b[2], b[3]), odd)
+        logits += [even[0] + odd[0], even[2] + odd[2]]
+    which = lane % 4 % len(logits)
+    logit = logits[0]
+    for index in range(1, len(logits)):
+        logit = choose(which == index, logits[index], logit)
+    return logit
+
+
+def load_past(pointer: Any, channels: int, channel: Any) -> list[Any]:
+    return [scalar(pointer, sample * channels + channel) for sample in range(3)]
+
+
+def convolve(weight: Any, past: list[Any], now: Any) -> Any:
+    total = weight[3] * now.to(Float32)
+    for sample in range(3):
+        total = total + weight[sample] * past[sample].to(Float32)
+    return total * sigmoid(total)
+
+
+def sum_over_k(
+    conf: KdaConfiguration, state: list[Any], s_qk: Any, s_alpha: Any, s_partial: Any, warp: Any, lane: Any, group: Any
+) -> Any:
+    """Partial sums over this warp's rows of the state, into ``s_partial[warp]``; returns (alpha, k) of the thread's rows.
+
+    Layout of a warp's partials: sums with k of all columns, sums with q, then k.k, q.q and k.q.
+    """
+    num_rows, num = conf.rows_per_thread, conf.vector
+    chunk = min(num_rows, 4)
+    alpha, k, q = [], [], []
+    for first in range(0, num_rows, chunk):
+        offset = group * num_rows + first
+        for values, pointer in ((q, s_qk), (k, s_qk + HEAD_DIM), (alpha, s_alpha)):
+            loaded = load_vector(pointer, offset, chunk)
+            values += [loaded[i] for i in range(chunk)]
+    with_k, with_q = [Float32(0.0)] * num, [Float32(0.0)] * num
+    kk, qq, kq = Float32(0.0), Float32(0.0), Float32(0.0)
+    for i in range(num_rows):
+        alpha_k, alpha_q = alpha[i] * k[i], alpha[i] * q[i]
+        kk, qq, kq = kk + k[i] * k[i], qq + q[i] * q[i], kq + k[i] * q[i]
+        for j in range(num):
+            element = state[i][j].to(Float32)
+            with_k[j] = with_k[j] + alpha_k * element
+            with_q[j] = with_q[j] + alpha_q * element
+    # Lanes that hold other rows of the same columns: exchange halves, so that every step also halves the values.
+    values, first = with_k + with_q, Int32(0)
+    offsets = [offset for offset in (16, 8, 4, 2, 1) if offset >= conf.lanes_per_row]
+    for offset in offsets:
+        half = len(values) // 2
+        upper = (lane & offset) != 0
+        kept = [choose(upper, values[half + i], values[i]) for i in range(half)]
+        sent = [choose(upper, values[i], values[half + i]) for i in range(half)]
+        values = [kept[i] + cute.arch.shuffle_sync_bfly(sent[i], offset) for i in range(half)]
+        first = first + choose(upper, Int32(half), Int32(0))
+    kk, qq, kq = warp_sum(kk, offsets), warp_sum(qq, offsets), warp_sum(kq, offsets)
+    column = lane % conf.lanes_per_row * num
+    base = warp * partial_stride(conf)
+    run = min(len(values), num)
+    for start in range(0, len(values), run):
+        index = first + start
+        staged = cute.make_rmem_tensor(run, Float32)
+        for i in range(run):
+            staged[i] = values[start + i]
+        target = base + index // num * conf.columns + column + index % num
+        cute.autovec_copy(staged, vector_at(s_partial, target, run))
+    totals = cute.make_rmem_tensor(4, Float32)
+    totals[0], totals[1], totals[2], totals[3] = kk, qq, kq, Float32(0.0)
+    # Every lane holds the same totals and writes them to the same place: no branch.
+    cute.autovec_copy(totals, vector_at(s_partial, base + 2 * conf.columns, 4))
+    return alpha, k
+
+
+def partial_stride(conf: KdaConfiguration) -> int:
+    return 2 * conf.columns + 4
+
+
+def column_sums(conf: KdaConfiguration, s_partial: Any, offset: Any, num: int) -> list[Any]:
+    sums = [Float32(0.0)] * num
+    for other in range(conf.warps):
+        loaded = load_vector(s_partial, other * partial_stride(conf) + offset, num)
+        sums = [sums[i] + loaded[i] for i in range(num)]
+    return sums
+
+
+def read_out(conf: KdaConfiguration, s_partial: Any, s_v: Any, beta: Any, column: Any) -> Any:
+    """Unnormalised output of ``column``, and the factors that normalise k."""
+    kk, qq, kq, _ = column_sums(conf, s_partial, 2 * conf.columns, 4)
+    k_factor = cute.math.rsqrt(kk + L2_EPSILON, fastmath=True)
+    q_factor = cute.math.rsqrt(qq + L2_EPSILON, fastmath=True) * HEAD_DIM**-0.5
+    (with_k,) = column_sums(conf, s_partial, column, 1)
+    (with_q,) = column_sums(conf, s_partial, conf.columns + column, 1)
+    delta = beta * (scalar(s_v, column) - k_factor * with_k)
+    return q_factor * (with_q + k_factor * kq * delta), k_factor
+
+
+def store_new_state(
+    conf: KdaConfiguration,
+    m_state: Any,
+    offset: Any,
+    state: list[Any],
+    alpha: list[Any],
+    k: list[Any],
+    s_partial: Any,
+    s_v: Any,
+    beta: Any,
+    k_factor: Any,
+    first_column: Any,
+) -> None:
+    """``S'' = diag(alpha) S + k delta^T`` for this thread's rows and columns, back to where S came from."""
+    num = conf.vector
+    with_k = []
+    for first in range(0, num, 4):
+        with_k += column_sums(conf, s_partial, first_column + first, 4)
+    v = load_vector(s_v, first_column, num)
+    delta = [beta * k_factor * (v[j] - k_factor * with_k[j]) for j in range(num)]
+    for i in range(conf.rows_per_thread):
+        fresh = cute.make_rmem_tensor(num, Float32)
+        for j in range(num):
+            fresh[j] = alpha[i] * state[i][j].to(Float32) + k[i] * delta[j]
+        stored = fresh
+        if conf.bf16_state:
+            stored = cute.make_rmem_tensor(num, BFloat16)
+            stored.store(fresh.load().to(BFloat16))
+        cute.autovec_copy(stored, vector_at(m_state.iterator, offset + i * HEAD_DIM, num))
+
+
+# ---- a head split over a cluster ----------------------------------------------------------------------------------
+
+
+@cute.kernel
+def split_head_kernel(
+    m_projected: cute.Tensor,
+    m_gate_weight: cute.Tensor,
+    m_conv_weight: cute.Tensor,
+    m_dt_bias: cute.Tensor,
+    m_a_log: cute.Tensor,
+    m_norm_weight: cute.Tensor,
+    m_slots: cute.Tensor,
+    m_conv_state: cute.Tensor,
+    m_state: cute.Tensor,
+    m_out: cute.Tensor,
+    conf: cutlass.Constexpr,
+):
+    """Grid (cluster, heads, rows), 128 threads."""
+    thread, _, _ = cute.arch.thread_idx()
+    rank, head, row = cute.arch.block_idx()
+    warp, lane = thread // 32, thread % 32
+    width = cutlass.const_expr(conf.heads * HEAD_DIM)
+    channels = cutlass.const_expr(3 * width)
+    columns = cutlass.const_expr(conf.columns)
+
+    s_qk = cute.arch.alloc_smem(Float32, 2 * HEAD_DIM, 16)
+    s_alpha = cute.arch.alloc_smem(Float32, HEAD_DIM, 16)
+    s_v = cute.arch.alloc_smem(Float32, columns, 16)
+    s_partial = cute.arch.alloc_smem(Float32, conf.warps * partial_stride(conf), 16)
+    s_squares = cute.arch.alloc_smem(Float32, conf.cluster, 16)
+    s_arrived = cute.arch.alloc_smem(Int64, 1, 8)
+    if thread == 0:
+        cute.arch.mbarrier_init(s_arrived, 1)
+        cute.arch.mbarrier_init_fence()
+        cute.arch.mbarrier_arrive_and_expect_tx(s_arrived, 4 * conf.cluster)
+    cute.arch.cluster_arrive_relaxed()  # the fence above published the barrier; nothing else is shared yet
+    cute.arch.griddepcontrol_launch_dependents()
+
+    # Everything that the preceding kernel does not write.
+    slot = m_slots[row]
+    live = slot > 0
+    slot = choose(live, slot, Int32(0))
+    column = thread % columns
+    channel_k = width + head * HEAD_DIM + thread
+    channel_q = head * HEAD_DIM + thread
+    channel_v = 2 * width + head * HEAD_DIM + rank * columns + column
+    gate_channel = gate_row(conf, warp, lane)
+    weight = load_gate_weight(conf, m_gate_weight, head, warp, lane)
+    conv_q = load_vector(m_conv_weight.iterator, 4 * channel_q, 4)
+    conv_k = load_vector(m_conv_weight.iterator, 4 * channel_k, 4)
+    conv_v = load_vector(m_conv_weight.iterator, 4 * channel_v, 4)
+    dt_bias = m_dt_bias[head * HEAD_DIM + gate_channel]
+    rate = cute.arch.exp(m_a_log[head])
+    norm_weight = m_norm_weight[rank * columns + column]
+    past_pointer = m_conv_state.iterator + Int64(slot) * m_conv_state.stride[0]
+    past_q = load_past(past_pointer, channels, channel_q)
+    past_k = load_past(past_pointer, channels, channel_k)
+    past_v = load_past(past_pointer, channels, channel_v)
+    group, first_column = thread // conf.lanes_per_row, thread % conf.lanes_per_row * conf.vector
+    state_offset = Int64(slot) * m_state.stride[0] + (
+        (head * HEAD_DIM + group * conf.rows_per_thread) * HEAD_DIM + rank * columns + first_column
+    )
+    state = [
+        load_vector(m_state.iterator, state_offset + i * HEAD_DIM, conf.vector) for i in range(conf.rows_per_thread)
+    ]
+
+    cute.arch.cluster_wait()
+    cute.arch.griddepcontrol_wait()
+
+    projected = m_projected.iterator + Int64(row) * m_projected.stride[0]
+    f_a = [load_words(projected, 4 * width + 32 * part + 8 * (lane % 4)) for part in range(4)]
+    now_q, now_k, now_v = scalar(projected, channel_q), scalar(projected, channel_k), scalar(projected, channel_v)
+    beta = sigmoid(scalar(projected, 4 * width + HEAD_DIM + head).to(Float32))
+    gate = scalar(projected, 3 * width + head * HEAD_DIM + rank * columns + column)
+
+    put(s_qk, thread, convolve(conv_q, past_q, now_q))
+    put(s_qk, HEAD_DIM + thread, convolve(conv_k, past_k, now_k))
+    put(s_v, column, convolve(conv_v, past_v, now_v))
+    decay = project_gate(conf, weight, f_a, lane)
+    alpha_here = cute.arch.exp(DECAY_BOUND * sigmoid(rate * (decay + dt_bias)))
+    put(s_alpha, gate_channel, alpha_here)
+    cute.arch.sync_threads()
+
+    alpha, k = sum_over_k(conf, state, s_qk, s_alpha, s_partial, warp, lane, group)
+    cute.arch.sync_threads()
+
+    # The output first: its sum of squares has to travel. Every warp holds all columns; the first one sends.
+    read, k_factor = read_out(conf, s_partial, s_v, beta, column)
+    squares = warp_sum(read * read, [offset for offset in (16, 8, 4, 2, 1) if offset < columns])
+    if thread < conf.cluster:
+        cute.arch.store_async_dsmem(s_squares + rank, squares.bitcast(Int32), s_arrived, thread)
+    if live:
+        store_new_state(
+            conf, m_state, state_offset, state, alpha, k, s_partial, s_v, beta, k_factor, first_column
+        )
+
+    cute.arch.mbarrier_wait(s_arrived, 0)
+    total = Float32(0.0)
+    for other in cutlass.range_constexpr(conf.cluster):
+        total = total + scalar(s_squares, other)
+    scale = cute.math.rsqrt(total * (1.0 / HEAD_DIM) + NORM_EPSILON, fastmath=True)
+    value = read * scale * norm_weight * sigmoid(gate.to(Float32))
+    if thread < columns:
+        m_out[row, head * HEAD_DIM + rank * columns + column] = choose(live, value, Float32(0.0)).to(BFloat16)
+    # All blocks of the cluster have read the past samples: their sums of squares depend on them.
+    if live:
+        past = cute.make_tensor(past_pointer, cute.make_layout((3, channels), stride=(channels, 1)))
+        if thread // columns == rank:
+            past[0, channel_q], past[1, channel_q], past[2, channel_q] = past_q[1], past_q[2], now_q
+            past[0, channel_k], past[1, channel_k], past[2, channel_k] = past_k[1], past_k[2], now_k
+        if thread < columns:
+            past[0, channel_v], past[1, channel_v], past[2, channel_v] = past_v[1], past_v[2], now_v
+
+
+# ---- states streamed through a ring -------------------------------------------------------------------------------
+
+
+@cute.kernel
+def stream_kernel(
+    m_projected: cute.Tensor,
+    m_gate_weight: cute.Tensor,
+    m_conv_weight: cute.Tensor,
+    m_dt_bias: cute.Tensor,
+    m_a_log: cute.Tensor,
+    m_norm_weight: cute.Tensor,
+    m_slots: cute.Tensor,
+    m_conv_state: cute.Tensor,
+    m_state: cute.Tensor,
+    m_out: cute.Tensor,
+    conf: cutlass.Constexpr,
+):
+    """Grid (blocks,), 256 computing threads and a producer warp; a block takes consecutive (head, row) pairs."""
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    num_blocks, _, _ = cute.arch.grid_dim()
+    warp, lane = cute.arch.make_warp_uniform(thread // 32), thread % 32
+    width = cutlass.const_expr(conf.heads * HEAD_DIM)
+    channels = cutlass.const_expr(3 * width)
+    state_elements = cutlass.const_expr(HEAD_DIM * HEAD_DIM)
+    state_bytes = cutlass.const_expr(state_elements * conf.state_type.width // 8)
+    num_rows = m_slots.shape[0]
+    num_items = num_rows * conf.heads
+    begin = block * num_items // num_blocks
+    end = (block + 1) * num_items // num_blocks
+
+    s_ring = cute.arch.get_dyn_smem(conf.state_type, 128)
+    # Two of each: a warp may be one item ahead of another.
+    s_qk = cute.arch.alloc_smem(Float32, 2 * 2 * HEAD_DIM, 16)
+    s_alpha = cute.arch.alloc_smem(Float32, 2 * HEAD_DIM, 16)
+    s_v = cute.arch.alloc_smem(Float32, 2 * HEAD_DIM, 16)
+    s_partial = cute.arch.alloc_smem(Float32, conf.warps * partial_stride(conf), 16)
+    s_squares = cute.arch.alloc_smem(Float32, conf.warps, 16)
+    s_full = cute.arch.alloc_smem(Int64, conf.stages, 8)
+    s_empty = cute.arch.alloc_smem(Int64, conf.stages, 8)
+    if thread == 0:
+        for stage in cutlass.range_constexpr(conf.stages):
+            cute.arch.mbarrier_init(s_full + stage, 1)
+            cute.arch.mbarrier_init(s_empty + stage, conf.warps)
+        cute.arch.mbarrier_init_fence()
+    cute.arch.sync_threads()
+    cute.arch.griddepcontrol_launch_dependents()
+
+    if warp == conf.warps:
+        copy = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), conf.state_type)
+        for item in range(begin, end):
+            turn = item - begin
+            stage = turn % conf.stages
+            head, row = item // num_rows, item % num_rows
+            slot = m_slots[row]
+            slot = choose(slot > 0, slot, Int32(0))
+            if turn >= conf.stages:
+                cute.arch.mbarrier_wait(s_empty + stage, (turn // conf.stages - 1) % 2)
+            if lane == 0:
+                cute.arch.mbarrier_arrive_and_expect_tx(s_full + stage, state_bytes)
+            source = m_state.iterator + (Int64(slot) * m_state.stride[0] + head * state_elements)
+            cute.copy(
+                copy,
+                cute.make_tensor(
+                    cute.make_ptr(conf.state_type, source.toint(), cute.AddressSpace.gmem, assumed_align=16),
+                    cute.make_layout(state_elements),
+                ),
+                cute.make_tensor(s_ring + stage * state_elements, cute.make_layout(state_elements)),
+                mbar_ptr=s_full + stage,
+            )
+    else:
+        column = thread % HEAD_DIM
+        gate_channel = gate_row(conf, warp, lane)
+        group, first_column = thread // conf.lanes_per_row, thread % conf.lanes_per_row * conf.vector
+        in_state = group * conf.rows_per_thread * HEAD_DIM + first_column
+        norm_weight = m_norm_weight[column]
+        weight = [cute.make_rmem_tensor(4, Int32) for _ in range(8 * conf.gate_tiles)]
+        weight_head = Int32(-1)
+        next_slot = Int32(0)
+        if begin < end:
+            next_slot = m_slots[begin % num_rows]
+        cute.arch.griddepcontrol_wait()
+        for item in range(begin, end):
+            turn = item - begin
+            stage, parity = turn % conf.stages, turn % 2
+            head, row = item // num_rows, item % num_rows
+            live = next_slot > 0
+            slot = choose(live, next_slot, Int32(0))
+            if item + 1 < end:
+                next_slot = m_slots[(item + 1) % num_rows]
+            # q for the lower half of the threads, k for the upper; v twice, which costs less than a branch.
+            channel_qk = thread // HEAD_DIM * width + head * HEAD_DIM + column
+            channel_v = 2 * width + head * HEAD_DIM + column
+            past_pointer = m_conv_state.iterator + Int64(slot) * m_conv_state.stride[0]
+            projected = m_projected.iterator + Int64(row) * m_projected.stride[0]
+            past_qk = load_past(past_pointer, channels, channel_qk)
+            past_v = load_past(past_pointer, channels, channel_v)
+            f_a = [load_words(projected, 4 * width + 32 * part + 8 * (lane % 4)) for part in range(4)]
+            now_qk, now_v = scalar(projected, channel_qk), scalar(projected, channel_v)
+            beta_logit = scalar(projected, 4 * width + HEAD_DIM + head)
+            gate = scalar(projected, 3 * width + head * HEAD_DIM + column)
+            conv_qk = load_vector(m_conv_weight.iterator, 4 * channel_qk, 4)
+            conv_v = load_vector(m_conv_weight.iterator, 4 * channel_v, 4)
+            dt_bias = m_dt_bias[head * HEAD_DIM + gate_channel]
+            rate = cute.arch.exp(m_a_log[head])
+            if head != weight_head:
+                fresh = load_gate_weight(conf, m_gate_weight, head, warp, lane)
+                for index in cutlass.range_constexpr(8 * conf.gate_tiles):
+                    for word in cutlass.range_constexpr(4):
+                        weight[index][word] = fresh[index][word]
+                weight_head = head
+
+            beta = sigmoid(beta_logit.to(Float32))
+            s_qk_now, s_alpha_now, s_v_now = (
+                s_qk + parity * 2 * HEAD_DIM,
+                s_alpha + parity * HEAD_DIM,
+                s_v + parity * HEAD_DIM,
+            )
+            put(s_qk_now, thread, convolve(conv_qk, past_qk, now_qk))
+            put(s_v_now, column, convolve(conv_v, past_v, now_v))
+            decay = project_gate(conf, weight, f_a, lane)
+            alpha_here = cute.arch.exp(DECAY_BOUND * sigmoid(rate * (decay + dt_bias)))
+            put(s_alpha_now, gate_channel, alpha_here)
+            cute.arch.barrier(barrier_id=1, number_of_threads=conf.threads)
+
+            if live:
+                past = cute.make_tensor(past_pointer, cute.make_layout((3, channels), stride=(channels, 1)))
+                past[0, channel_qk], past[1, channel_qk], past[2, channel_qk] = past_qk[1], past_qk[2], now_qk
+                if thread < HEAD_DIM:  # both halves have read the past of v
+                    past[0, channel_v], past[1, channel_v], past[2, channel_v] = past_v[1], past_v[2], now_v
+            cute.arch.mbarrier_wait(s_full + stage, turn // conf.stages % 2)
+            here = s_ring + (stage * state_elements + in_state)
+            state = [load_vector(here, i * HEAD_DIM, conf.vector) for i in range(conf.rows_per_thread)]
+            alpha, k = sum_over_k(conf, state, s_qk_now, s_alpha_now, s_partial, warp, lane, group)
+            cute.arch.sync_warp()
+            if lane == 0:
+                cute.arch.mbarrier_arrive(s_empty + stage)
+            cute.arch.barrier(barrier_id=1, number_of_threads=conf.threads)
+
+            read, k_factor = read_out(conf, s_partial, s_v_now, beta, column)
+            squares = warp_sum(read * read, (16, 8, 4, 2, 1))
+            put(s_squares, warp, squares)
+            state_offset = Int64(slot) * m_state.stride[0] + (head * state_elements + in_state)
+            if live:
+                store_new_state(
+                    conf, m_state, state_offset, state, alpha, k, s_partial, s_v_now, beta, k_factor, first_column
+                )
+            cute.arch.barrier(barrier_id=1, number_of_threads=conf.threads)
+
+            total = Float32(0.0)
+            for other in cutlass.range_constexpr(4):
+                total = total + scalar(s_squares, other)
+            scale = cute.math.rsqrt(total * (1.0 / HEAD_DIM) + NORM_EPSILON, fastmath=True)
+            value = read * scale * norm_weight * sigmoid(gate.to(Float32))
+            if thread < HEAD_DIM:
+                m_out[row, head * HEAD_DIM + column] = choose(live, value, Float32(0.0)).to(BFloat16)
+
+
+# ---- launch --------------------------------------------------------------------------------------------------
+
+
+@cute.jit
+def launch_kda(
+    m_projected: cute.Tensor,
+    m_gate_weight: cute.Tensor,
+    m_conv_weight: cute.Tensor,
+    m_dt_bias: cute.Tensor,
+    m_a_log: cute.Tensor,
+    m_norm_weight: cute.Tensor,
+    m_slots: cute.Tensor,
+    m_conv_state: cute.Tensor,
+    m_state: cute.Tensor,
+    m_out: cute.Tensor,
+    num_blocks: Int32,
+    stream: Any,
+    conf: cutlass.Constexpr,
+):
+    """``num_blocks``: of the streaming form; the split form takes its grid from the shapes."""
+    arguments = (
+        m_projected,
+        m_gate_weight,
+        m_conv_weight,
+        m_dt_bias,
+        m_a_log,
+        m_norm_weight,
+        m_slots,
+        m_conv_state,
+        m_state,
+        m_out,
+        conf,
+    )
+    if cutlass.const_expr(conf.cluster > 0):
+        split_head_kernel(*arguments).launch(
+            grid=(conf.cluster, conf.heads, m_slots.shape[0]),
+            block=(conf.threads, 1, 1),
+            cluster=(conf.cluster, 1, 1),
+            stream=stream,
+            use_pdl=conf.pdl,
+        )
+    else:
+        stream_kernel(*arguments).launch(
+            grid=(num_blocks, 1, 1),
+            block=(conf.threads + 32, 1, 1),
+            smem=conf.stages * HEAD_DIM * HEAD_DIM * conf.state_type.width // 8,
+            stream=stream,
+            use_pdl=conf.pdl,
+        )
+
+
+def compile_kda(conf: KdaConfiguration) -> Any:
+    """Compile ``conf`` for the architecture of this process; takes no tensors and needs no GPU.
+
+    The result is called with projected, gate_weight, conv_weight, dt_bias, a_log, norm_weight, slots, conv_state,
+    state, out and the number of blocks, on the current stream.
+    """
+    width = conf.heads * HEAD_DIM
+    rows, slots = cute.sym_int32(), cute.sym_int32()
+    return cute.compile(
+        launch_kda,
+        make_fake_tensor(BFloat16, (rows, cute.sym_int32()), (cute.sym_int64(divisibility=8), 1), assumed_align=16),
+        make_fake_tensor(BFloat16, (width, HEAD_DIM), (HEAD_DIM, 1), assumed_align=16),
+        make_fake_tensor(Float32, (3 * width, 4), (4, 1), assumed_align=16),
+        make_fake_tensor(Float32, (width,), (1,), assumed_align=4),
+        make_fake_tensor(Float32, (cute.sym_int32(),), (1,), assumed_align=4),
+        make_fake_tensor(Float32, (HEAD_DIM,), (1,), assumed_align=4),
+        make_fake_tensor(Int32, (rows,), (1,), assumed_align=4),
+        make_fake_tensor(
+            BFloat16, (slots, 3, 3 * width), (cute.sym_int64(divisibility=8), 3 * width, 1), assumed_align=16
+        ),
+        make_fake_tensor(
+            conf.state_type,
+            (slots, conf.heads, HEAD_DIM, HEAD_DIM),
+            (cute.sym_int64(divisibility=8), HEAD_DIM * HEAD_DIM, HEAD_DIM, 1),
+            assumed_align=16,
+        ),
+        make_fake_tensor(BFloat16, (rows, width), (width, 1), assumed_align=16),
+        Int32(1),
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+        conf,
+        options="--enable-tvm-ffi",
+    )
