@@ -1,0 +1,134 @@
+"""How the kernels are timed: one CUDA graph of many calls on rotated operands, replayed, every sample kept.
+
+Weights must come from HBM, not from L2: give as many calls, each on its own copy, as make three times the L2
+(``num_copies``). The graph repeats the round of copies until it is long against what a replay costs to start. Time is
+between two events around a replay, divided by the calls in it; a chain of kernels with programmatic dependent launch is
+thus timed as a chain. A second run of the same calls is the noise floor: differences below three times it mean nothing.
+
+    calls = [lambda w=w: skinny_gemv(x, w, out) for w in copies]
+    timing = time_calls("skinny_gemv 448x7168", calls)
+    write_samples(path, [timing], environment())
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import statistics
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+MIN_COPIES = 8
+L2_FACTOR = 3
+GRAPH_US = 2000.0  # a replay's own start, about 8 us on an H200, is then below half a percent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Samples of one measurement: microseconds a call, one sample a replay."""
+
+    name: str
+    num_calls_per_replay: int
+    samples_us: tuple[float, ...]
+
+    @property
+    def median_us(self) -> float:
+        return statistics.median(self.samples_us)
+
+    def percentile_us(self, percent: int) -> float:
+        """Nearest-rank percentile, 1 to 99."""
+        ordered = sorted(self.samples_us)
+        return ordered[min(len(ordered) - 1, math.ceil(percent / 100 * len(ordered)) - 1)]
+
+
+def num_copies(num_bytes: int, l2_bytes: int) -> int:
+    """Copies of an operand that keep it out of L2 when they take turns."""
+    return max(MIN_COPIES, math.ceil(L2_FACTOR * l2_bytes / num_bytes))
+
+
+def time_calls(
+    name: str, calls: Sequence[Callable[[], object]], *, num_replays: int = 200, graph_us: float = GRAPH_US
+) -> Timing:
+    """Time ``calls``, each of which launches on the current stream; allocations inside them are not allowed."""
+    import torch
+
+    for call in calls[:2]:
+        call()  # compiles and loads, which a capture must not
+    torch.cuda.synchronize()
+
+    def replay_us(graph: torch.cuda.CUDAGraph, repeats: int) -> list[float]:
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+        for start, end in pairs:
+            start.record()
+            graph.replay()
+            end.record()
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) * 1e3 for start, end in pairs]
+
+    def capture(rounds: int) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(rounds):
+                for call in calls:
+                    call()
+        return graph
+
+    once_us = min(replay_us(capture(1), 4)[1:])
+    rounds = max(1, math.ceil(graph_us / once_us))
+    graph = capture(rounds)
+    replay_us(graph, 3)
+    count = rounds * len(calls)
+    return Timing(
+        name=name,
+        num_calls_per_replay=count,
+        samples_us=tuple(one / count for one in replay_us(graph, num_replays)),
+    )
+
+
+def environment(commit: str | None = None) -> dict[str, Any]:
+    """What a sample file says about where it was taken: GPU, driver, clocks, versions, date, commit."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    asked = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit"
+    answer = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader", f"--id={torch.cuda.current_device()}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    try:
+        import cutlass
+
+        versions["nvidia-cutlass-dsl"] = cutlass.__version__
+    except ImportError:
+        pass
+    return {
+        "gpu": properties.name,
+        "num_sms": properties.multi_processor_count,
+        "l2_bytes": properties.L2_cache_size,
+        **dict(zip(asked.split(","), (one.strip() for one in answer.split(",")), strict=False)),
+        "versions": versions,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit,
+    }
+
+
+def write_samples(path: Path, timings: Sequence[Timing], where: dict[str, Any]) -> None:
+    """Store every sample, with the summary beside it for reading."""
+    rows = [
+        {
+            **asdict(one),
+            "samples_us": [round(sample, 4) for sample in one.samples_us],
+            "median_us": round(one.median_us, 4),
+            "p10_us": round(one.percentile_us(10), 4),
+            "p90_us": round(one.percentile_us(90), 4),
+        }
+        for one in timings
+    ]
+    path.write_text(json.dumps({"environment": where, "timings": rows}, indent=1) + "\n")
