@@ -39,11 +39,18 @@ def load_cached(g_address: Int64) -> Words:
     )
 
 
-def load_volatile(g_address: Int64) -> Words:
-    """16 bytes that a peer may be writing: never from L1, never merged with another load."""
+def load_from_peer(g_address: Int64) -> Words:
+    """16 bytes that another GPU may be writing: each word whole, never from L1, never merged with another load."""
     return inline_ptx(
-        f"ld.volatile.global.v4.b32 {_FOUR_OUT}, [{{$r0}}];", write_only_types=[Uint32] * 4, read_only_args=[g_address]
+        f"ld.relaxed.sys.global.v4.b32 {_FOUR_OUT}, [{{$r0}}];",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[g_address],
     )
+
+
+def store_to_peer(g_address: Int64, words: Any) -> None:
+    """16 bytes into memory of any GPU, for ``load_from_peer``."""
+    inline_ptx(f"st.relaxed.sys.global.v4.b32 [{{$r0}}], {_FOUR_IN};", read_only_args=[g_address, *words])
 
 
 def load_int(g_address: Int64) -> Int32:
@@ -191,6 +198,15 @@ def pack_bf16(low: Float32, high: Float32) -> Uint32:
     )
 
 
+def without_negative_zero(pair: Uint32) -> Uint32:
+    """The bf16 pair x 1 + 0: -0 becomes +0, all else stays."""
+    return inline_ptx(
+        "{ .reg .b32 one, zero; mov.b32 one, 0x3f803f80; mov.b32 zero, 0; fma.rn.bf16x2 {$w0}, {$r0}, one, zero; }",
+        write_only_types=[Uint32],
+        read_only_args=[pair],
+    )
+
+
 def pack_f16(low: Float32, high: Float32) -> Uint32:
     return inline_ptx("cvt.rn.f16x2.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[high, low])
 
@@ -273,6 +289,16 @@ def bulk_copy(s_address: Int32, g_address: Int64, num_bytes: Int32, s_barrier: I
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];",
         read_only_args=[s_address, g_address, num_bytes, s_barrier],
     )
+
+
+def copy_async(s_address: Int32, g_address: Int64) -> None:
+    """16 bytes from L2 to shared memory, past L1 and registers."""
+    inline_ptx("cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", read_only_args=[s_address, g_address])
+
+
+def copy_async_wait() -> None:
+    """Until all of this thread's ``copy_async`` are there."""
+    inline_ptx("cp.async.wait_all;")
 
 
 def bulk_prefetch(g_address: Int64, num_bytes: Int32) -> None:

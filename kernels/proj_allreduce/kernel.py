@@ -1,0 +1,373 @@
+"""Output projection whose epilogue is the push half of a one-shot all-reduce, and the launch that consumes it.
+
+What it computes
+    ``produce``: mX [B, K] bf16 times mWeight [D, K] bf16, rounded to bf16 and stored into slot ``rank`` of every peer's
+    buffer (its own too). ``consume``: the sum of all slots in rank order in fp32 plus the residual, rounded once to
+    bf16, is the new prefix; a softmax mix with the snapshots' share (prepared: maximum, denominator, weighted sum) and
+    RMSNorm give the next sublayer's input. All ranks add the same numbers in the same order: their results are
+    bit-equal, as the residual streams must be.
+
+How data moves
+    ``produce``: a block owns 16 outputs, each of its four warps a quarter of K. A thread requests all its weights
+    before the dependency wait, straight into the registers in which mma.sync m16n8k16 wants operand A: the order of K
+    is free, so 16 contiguous bytes of a row are a thread's share of two products. All D/16 blocks are resident at
+    once (four an SM at 128 registers), hence the whole matrix is in flight at once and there is no loop. Rows of x are
+    operand B; up to 8 cost the same as 1. The sums of the four warps meet in shared memory; then a thread stores one
+    16-byte chunk (8 outputs) to one peer.
+    ``consume``: a cluster of eight blocks a row; a thread polls its chunk in all slots at once. Both reductions of
+    the layer (the prefix's logit, the root mean square of the mix) come from four sums that are known before the
+    softmax (v.v, v.q, v.s, s.s with s the snapshots' sum: |a s + b v|^2 = a^2 s.s + 2 a b s.v + b^2 v.v), so one
+    exchange over the cluster is enough. Parameters, residual and snapshot part are loaded before polling.
+
+Protocol (Lamport's; TensorRT-LLM's one-shot all-reduce uses the same)
+    A slot word that reads -0, -0 has not arrived; senders turn -0 into +0. Three buffers rotate: calls use one after
+    the other, and a consumer clears the buffer of the call before while it waits. No peer can still write it: it may
+    do so two calls later, after it has consumed this rank's next push, which follows the clearing. The buffer in use
+    is a number in this rank's memory that ``consume`` advances, so graphs replay without the host. Stores are unicast
+    and 16 bytes; the check is by 4-byte word, the size that is certain to arrive whole.
+
+Limits
+    K a multiple of 128 up to 1536, D = 64 x threads of ``consume`` (at most 8192), at most 16 rows and 16 ranks.
+    ``consume`` must be the launch that follows ``produce`` on its stream: it starts early and reads its operands before
+    ``produce`` has ended, which is safe because ``produce`` lets it start only after its own dependency wait.
+    A peer that never sends stops the consumer by a trap after about ten seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
+
+from k3sim.kernels import ptx
+
+WARPS = 4
+THREADS = 32 * WARPS
+TILE = 16  # outputs of a block of ``produce``
+CHUNK = 8  # bf16 values in 16 bytes
+BUFFERS = 3
+CLUSTER = 8
+EMPTY = 0x80008000  # two bf16 -0
+EPSILON = 1e-5
+LOG2E = 1.4426950408889634
+MAX_POLLS = 20_000_000
+# Control words (int32) of a rank: buffer in use, arrivals, rows that each buffer holds.
+CONTROL_ARRIVALS = 4
+CONTROL_ROWS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProduceConfiguration:
+    """``max_rows``: rows a slot has room for."""
+
+    rows: int
+    depth: int
+    hidden: int
+    ranks: int
+    max_rows: int
+
+    @property
+    def x_stride(self) -> int:
+        """Bytes between rows of x in shared memory: 4 units of 16 modulo 8, so that a load phase has no conflict."""
+        return 2 * self.depth + 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumeConfiguration:
+    rows: int
+    hidden: int
+    ranks: int
+    max_rows: int
+    residual: bool
+    snapshots: bool
+
+    @property
+    def threads(self) -> int:
+        return -(-self.hidden // (CLUSTER * CHUNK * 32)) * 32
+
+
+@cute.kernel
+def _produce(
+    mX: Int64, mWeight: Int64, mPeers: Int64, mControl: Int64, rank: Int32, configuration: cutlass.Constexpr
+) -> None:
+    rows, depth, hidden, ranks = configuration.rows, configuration.depth, configuration.hidden, configuration.ranks
+    blocks_k = depth // (32 * WARPS)  # 32-wide blocks along K of one warp
+    tiles_n = -(-rows // 8)
+    tid, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    warp = cute.arch.make_warp_uniform(tid // 32)
+    lane = tid % 32
+    group, quad = lane // 4, lane % 4
+    allocator = cutlass.memory.SmemAllocator()
+    sX = Int32(allocator.allocate(rows * configuration.x_stride, 128).toint())
+    sSums = Int32(allocator.allocate(WARPS * tiles_n * 8 * TILE * 4, 128).toint())  # [warp, row, output] fp32
+
+    along = (warp * blocks_k * 32 + quad * 8) * 2
+    gWeight = mWeight + (Int64(block) * TILE + group) * (2 * depth) + along
+    weights = []
+    for at in range_constexpr(blocks_k):
+        weights.append((ptx.load_stream(gWeight + at * 64), ptx.load_stream(gWeight + 8 * 2 * depth + at * 64)))
+    cute.arch.griddepcontrol_wait()
+    cute.arch.griddepcontrol_launch_dependents()
+
+    row_chunks = depth // CHUNK
+    for step in range_constexpr(-(-rows * row_chunks // THREADS)):
+        chunk = tid + step * THREADS
+        if chunk < rows * row_chunks:
+            row = chunk // row_chunks
+            ptx.copy_async(sX + row * configuration.x_stride + (chunk % row_chunks) * 16, mX + chunk * 16)
+    buffer = ptx.load_int(mControl)
+    ptx.copy_async_wait()
+    cute.arch.sync_threads()
+
+    # Two chains a row tile: consecutive products do not wait for one another.
+    sums = [[[Float32(0.0)] * 4 for _ in range(2)] for _ in range(tiles_n)]
+    for at in range_constexpr(blocks_k):
+        upper, lower = weights[at]
+        for tile in range_constexpr(tiles_n):
+            # Rows beyond the last repeat it; what they give is never read.
+            row = cutlass.min(group + 8 * tile, Int32(rows - 1))
+            x = ptx.shared_load4(sX + row * configuration.x_stride + along + at * 64)
+            for part in range_constexpr(2):
+                sums[tile][part] = ptx.mma(
+                    sums[tile][part],
+                    (upper[2 * part], lower[2 * part], upper[2 * part + 1], lower[2 * part + 1]),
+                    (x[2 * part], x[2 * part + 1]),
+                    operand="bf16",
+                )
+    for tile in range_constexpr(tiles_n):
+        for i in range_constexpr(4):
+            row, output = tile * 8 + quad * 2 + i % 2, group + 8 * (i // 2)
+            ptx.shared_store_float(
+                sSums + ((warp * tiles_n * 8 + row) * TILE + output) * 4, sums[tile][0][i] + sums[tile][1][i]
+            )
+    cute.arch.sync_threads()
+
+    # One thread: 8 outputs of one row to one peer.
+    slot = (Int64(buffer) * ranks + rank) * configuration.max_rows
+    for step in range_constexpr(-(-2 * rows * ranks // THREADS)):
+        item = tid + step * THREADS
+        if item < 2 * rows * ranks:
+            half, row, peer = item % 2, (item // 2) % rows, item // (2 * rows)
+            gPeer = ptx.load_long(mPeers + Int64(peer) * 8)
+            values = [Float32(0.0)] * CHUNK
+            for part in range_constexpr(WARPS):
+                for at in range_constexpr(2):
+                    words = ptx.shared_load4(
+                        sSums + ((part * tiles_n * 8 + row) * TILE + half * CHUNK + at * 4) * 4
+                    )
+                    for i in range_constexpr(4):
+                        values[4 * at + i] = values[4 * at + i] + ptx.bits_as_float(words[i])
+            packed = [
+                ptx.without_negative_zero(ptx.pack_bf16(values[2 * i], values[2 * i + 1])) for i in range(4)
+            ]
+            ptx.store_to_peer(gPeer + ((slot + row) * hidden + block * TILE + half * CHUNK) * 2, packed)
+
+
+def _widen(words: ptx.Words) -> list[Float32]:
+    return [value for word in words for value in (ptx.low_bf16(word), ptx.high_bf16(word))]
+
+
+def _pack(values: list[Float32]) -> list[Uint32]:
+    return [ptx.pack_bf16(values[2 * i], values[2 * i + 1]) for i in range(4)]
+
+
+def _warp_sum(value: Float32) -> Float32:
+    for offset in (16, 8, 4, 2, 1):
+        value = value + cute.arch.shuffle_sync_bfly(value, offset=offset)
+    return value
+
+
+@cute.kernel
+def _consume(
+    mReceived: Int64,
+    mControl: Int64,
+    mResidual: Int64,
+    mLargest: Int64,
+    mDenominator: Int64,
+    mWeighted: Int64,
+    mQueryNorm: Int64,
+    mQuery: Int64,
+    mNormWeight: Int64,
+    mPrefix: Int64,
+    mOut: Int64,
+    configuration: cutlass.Constexpr,
+) -> None:
+    rows, hidden, ranks = configuration.rows, configuration.hidden, configuration.ranks
+    share = hidden // (CLUSTER * CHUNK)  # chunks of a block
+    warps = configuration.threads // 32
+    tid, _, _ = cute.arch.thread_idx()
+    rank, row, _ = cute.arch.block_idx()
+    warp = cute.arch.make_warp_uniform(tid // 32)
+    allocator = cutlass.memory.SmemAllocator()
+    sWarps = Int32(allocator.allocate(warps * 16, 16).toint())  # [warp, sum] fp32
+    sBlocks = Int32(allocator.allocate(CLUSTER * 16, 16).toint())  # [block of the cluster, sum] fp32
+    ptx.cluster_arrive()  # answered before the first store to another block
+    cute.arch.griddepcontrol_launch_dependents()
+
+    # Lanes beyond the share repeat its last chunk, so that whole warps poll; they add nothing and store nothing.
+    active = tid < share
+    column = Int64(rank * share + cutlass.min(tid, Int32(share - 1))) * CHUNK
+    at = Int64(row) * hidden + column
+    buffer = ptx.load_int(mControl)
+    before = (buffer + BUFFERS - 1) % BUFFERS
+    rows_before = ptx.load_int(mControl + CONTROL_ROWS + before * 4)
+    gamma = _widen(ptx.load_cached(mNormWeight + column * 2))
+    if const_expr(configuration.residual):
+        residual = _widen(ptx.load_cached(mResidual + at * 2))
+    if const_expr(configuration.snapshots):
+        norm, query = (_widen(ptx.load_cached(m + column * 2)) for m in (mQueryNorm, mQuery))
+        weighted = [
+            ptx.bits_as_float(word) for part in (0, 16) for word in ptx.load_cached(mWeighted + at * 4 + part)
+        ]
+        largest = ptx.load_float(mLargest + Int64(row) * 4)
+        denominator = ptx.load_float(mDenominator + Int64(row) * 4)
+
+    # The call before this one: nobody reads or writes its buffer now.
+    buffer_bytes = Int64(ranks * configuration.max_rows) * hidden * 2
+    slot_bytes = configuration.max_rows * hidden * 2
+    if active:
+        for old in cutlass.range(row, rows_before, rows, unroll=1):
+            gOld = mReceived + before * buffer_bytes + (Int64(old) * hidden + column) * 2
+            for slot in range_constexpr(ranks):
+                ptx.store(gOld + slot * slot_bytes, [Uint32(EMPTY)] * 4)
+
+    gSlots = mReceived + buffer * buffer_bytes + at * 2
+    rArrived = cute.make_rmem_tensor((ranks * 4,), Uint32)
+    missing = cutlass.Boolean(True)
+    polls = Int32(0)
+    while missing:
+        empty = cutlass.Boolean(False)
+        for slot in range_constexpr(ranks):
+            words = ptx.load_from_peer(gSlots + slot * slot_bytes)
+            for i in range_constexpr(4):
+                rArrived[4 * slot + i] = words[i]
+                empty = empty | (words[i] == Uint32(EMPTY))
+        missing = cute.arch.vote_any_sync(empty)
+        polls += 1
+        if polls > MAX_POLLS:
+            ptx.inline_ptx("trap;")
+
+    total = [Float32(0.0)] * CHUNK
+    for slot in range_constexpr(ranks):
+        part = _widen(tuple(rArrived[4 * slot + i] for i in range(4)))
+        total = [one + other for one, other in zip(total, part, strict=True)]
+    if const_expr(configuration.residual):
+        total = [one + other for one, other in zip(total, residual, strict=True)]
+    prefix = _pack(total)
+    if active:
+        ptx.store(mPrefix + at * 2, prefix)
+    value = _widen(tuple(prefix))
+
+    zero = Float32(0.0)
+    sums = [zero] * 4  # v.v, v.q, v.s, s.s
+    for i in range_constexpr(CHUNK):
+        sums[0] = sums[0] + value[i] * value[i]
+        if const_expr(configuration.snapshots):
+            sums[1] = sums[1] + value[i] * (norm[i] * query[i])
+            sums[2] = sums[2] + value[i] * weighted[i]
+            sums[3] = sums[3] + weighted[i] * weighted[i]
+    for i in range_constexpr(4):
+        sums[i] = _warp_sum(sums[i] if active else zero)
+    if tid % 32 == 0:
+        ptx.shared_store4(sWarps + warp * 16, [ptx.float_as_bits(one) for one in sums])
+    cute.arch.sync_threads()
+    ptx.cluster_wait()
+    if tid < CLUSTER:
+        block_sums = _sum_rows(sWarps, warps)
+        ptx.peer_store4(
+            ptx.peer_shared(sBlocks, tid) + rank * 16, [ptx.float_as_bits(one) for one in block_sums]
+        )
+    ptx.cluster_arrive()
+    ptx.cluster_wait()
+    square, dot, cross, snapshot_square = _sum_rows(sBlocks, CLUSTER)
+
+    mixed = value
+    mean_square = square * Float32(1.0 / hidden)
+    if const_expr(configuration.snapshots):
+        logit = dot * cute.math.rsqrt(mean_square + Float32(EPSILON))
+        maximum = ptx.maximum(largest, logit)
+        old = ptx.exp2((largest - maximum) * Float32(LOG2E))
+        new = ptx.exp2((logit - maximum) * Float32(LOG2E))
+        inverse = Float32(1.0) / (old * denominator + new)
+        old, new = old * inverse, new * inverse
+        mixed = [old * s + new * v for s, v in zip(weighted, value, strict=True)]
+        mean_square = (
+            old * old * snapshot_square + Float32(2.0) * old * new * cross + new * new * square
+        ) * Float32(1.0 / hidden)
+        mean_square = ptx.maximum(mean_square, Float32(0.0))  # rounding of a mix that cancels
+    scale = cute.math.rsqrt(mean_square + Float32(EPSILON))
+    if active:
+        ptx.store(mOut + at * 2, _pack([one * scale * g for one, g in zip(mixed, gamma, strict=True)]))
+
+    # The last block to arrive turns to the next buffer; every block has read this one's number by then.
+    if tid == 0:
+        if ptx.count_wrapping(mControl + CONTROL_ARRIVALS, Int32(CLUSTER * rows - 1)) == CLUSTER * rows - 1:
+            ptx.store_int(mControl + CONTROL_ROWS + buffer * 4, Int32(rows))
+            ptx.store_int(mControl + CONTROL_ROWS + before * 4, Int32(0))
+            ptx.store_int(mControl, (buffer + 1) % BUFFERS)
+    # Launches that wait for this one rely on everything before it, ``produce`` included.
+    cute.arch.griddepcontrol_wait()
+
+
+def _sum_rows(sRows: Int32, count: int) -> list[Float32]:
+    sums = [Float32(0.0)] * 4
+    for one in range(count):
+        words = ptx.shared_load4(sRows + one * 16)
+        sums = [total + ptx.bits_as_float(word) for total, word in zip(sums, words, strict=True)]
+    return sums
+
+
+def compile_produce(configuration: ProduceConfiguration) -> Any:
+    """Function of (x, weight, peers, control, rank, stream)."""
+
+    @cute.jit
+    def launch(
+        mX: Int64, mWeight: Int64, mPeers: Int64, mControl: Int64, rank: Int32, stream: CUstream
+    ) -> None:
+        _produce(mX, mWeight, mPeers, mControl, rank, configuration).launch(
+            grid=[configuration.hidden // TILE, 1, 1],
+            block=[THREADS, 1, 1],
+            stream=stream,
+            use_pdl=True,
+        )
+
+    zero = Int64(0)
+    return cute.compile(launch, zero, zero, zero, zero, Int32(0), cute.runtime.make_fake_stream())
+
+
+def compile_consume(configuration: ConsumeConfiguration) -> Any:
+    """Function of (received, control, residual, largest, denominator, weighted, query_norm, query, norm_weight,
+    prefix, out, stream)."""
+
+    @cute.jit
+    def launch(
+        mReceived: Int64,
+        mControl: Int64,
+        mResidual: Int64,
+        mLargest: Int64,
+        mDenominator: Int64,
+        mWeighted: Int64,
+        mQueryNorm: Int64,
+        mQuery: Int64,
+        mNormWeight: Int64,
+        mPrefix: Int64,
+        mOut: Int64,
+        stream: CUstream,
+    ) -> None:
+        _consume(
+            mReceived, mControl, mResidual, mLargest, mDenominator, mWeighted, mQueryNorm, mQuery, mNormWeight,
+            mPrefix, mOut, configuration,
+        ).launch(
+            grid=[CLUSTER, configuration.rows, 1],
+            block=[configuration.threads, 1, 1],
+            cluster=[CLUSTER, 1, 1],
+            stream=stream,
+            use_pdl=True,
+        )
+
+    return cute.compile(launch, *[Int64(0)] * 11, cute.runtime.make_fake_stream())
