@@ -223,13 +223,21 @@ class SkinnyGemv:
         config = self.config
         return stage + config.tiling.stages if config.num_stages > config.tiling.stages else None
 
-    def _request_steps(self, g_rows: list[Int64], stage: Int32 | int, s_stage: Int32, offset: int) -> None:
-        """Ask for this thread's chunks of some rows (of weights or of x) for one ``mma`` stage."""
+    def _request_steps(
+        self, g_rows: list[Int64], start: Int32, stage: Int32 | int, s_stage: Int32, offset: int
+    ) -> None:
+        """Ask for this thread's chunks of some rows (of weights or of x) for one ``mma`` stage.
+
+        ``start``: the place in K where this block begins. Blocks that walked K in step would ask the same lines of x
+        from L2 at the same moment.
+        """
         config, steps = self.config, self.config.tiling.steps_per_stage
         wanted = stage < config.num_stages
         if not isinstance(stage, int) and config.num_stages <= config.tiling.stages:
             return  # the ring holds the whole slice: nothing to refill
-        g_stage = Int64(stage * (config.num_parts * steps * 4 * CHUNK * 2))
+        turned = start + stage
+        turned = Int32(select_(turned >= config.num_stages, turned - config.num_stages, turned))
+        g_stage = (turned * (config.num_parts * steps * 4 * CHUNK * 2)).to(Int64)
         for number, g_row in enumerate(g_rows):
             for step in range(steps):
                 slot = offset + (number * steps + step) * config.threads * 16
@@ -366,6 +374,7 @@ class SkinnyGemv:
         slot_bytes = config.threads * 16
         stage_bytes = config.slots_per_stage * slot_bytes
         s_x_offset = row_tiles * 2 * steps * slot_bytes
+        start = cute.arch.block_idx()[0] // tiling.split % config.num_stages
         num_local = num_columns * (2 if config.paired else 1)
         warp = tid // WARP
         lane = tid % WARP
@@ -385,13 +394,13 @@ class SkinnyGemv:
 
         s_thread = s_ring + tid * 16
         for stage in range_constexpr(stages):
-            self._request_steps(g_rows, stage, s_thread + stage * stage_bytes, 0)
+            self._request_steps(g_rows, start, stage, s_thread + stage * stage_bytes, 0)
         cute.arch.cp_async_commit_group()
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
         self._load_operand(operand, first, num_columns, tid, r_operand)
         for stage in range_constexpr(stages):
-            self._request_steps(g_x_rows, stage, s_thread + stage * stage_bytes, s_x_offset)
+            self._request_steps(g_x_rows, start, stage, s_thread + stage * stage_bytes, s_x_offset)
             cute.arch.cp_async_commit_group()
 
         r_sums = cute.make_rmem_tensor(row_tiles * column_tiles * 4, Float32)
@@ -400,8 +409,8 @@ class SkinnyGemv:
         for stage in cutlass.range(config.num_stages, unroll=1):
             cute.arch.cp_async_wait_group(stages - 1)
             self._accumulate(s_slot, s_x_offset, r_sums)
-            self._request_steps(g_rows, stage + stages, s_slot, 0)
-            self._request_steps(g_x_rows, stage + stages, s_slot, s_x_offset)
+            self._request_steps(g_rows, start, stage + stages, s_slot, 0)
+            self._request_steps(g_x_rows, start, stage + stages, s_slot, s_x_offset)
             cute.arch.cp_async_commit_group()
             s_slot = s_slot + stage_bytes
             if s_slot == s_thread + stages * stage_bytes:
