@@ -1,0 +1,502 @@
+"""The selected MXFP4 experts at 1 to 16 rows, one persistent launch: ``out = sum_s w_s W2_s SiTU(W1_s x, W3_s x)``.
+
+What it computes
+    mX [R, 3584] bf16, mIds [R, 16] int32 and mWeights [R, 16] fp32 from the router, packed weights of all resident
+    experts (mxfp4.py: tiles of 16 outputs in MMA fragment order, scales inside), mOut [R, 3584] bf16 or fp32: this
+    rank's partial latent. mHidden [R, 16, W] f16 and mBarrier [1] int32 are workspace.
+
+How data moves
+    All weight bytes of a row are known as soon as the ids are, and nothing that this kernel computes decides an
+    address. So one producer warp streams the block's share of w1 and w3 and then of w2 through one ring of bulk
+    copies, without regard to the barrier between the two products: while the last sums of the first meet, w2 fills
+    the ring (TP8: 104 KB a block; TP16: 53 KB; the ring holds 213 KB), and the barrier costs no bandwidth.
+    128 blocks: each has 1 of the 16 experts and 1/8 of its gate/up tiles (6 of 48 at TP8, 3 of 24 at TP16) in the
+    first product; in the second, 112 blocks own 32 outputs each over all experts, so that no sum crosses blocks and
+    the order of every sum is fixed. 16 warps multiply: in the first product 14 of them split K (256 columns each,
+    operand B stays in registers for the whole row), in the second they split expert and K.
+
+    Weights are operand A of mma.sync m16n8k16 (f16, fp32 sums). A code becomes f16 by shift and mask, 11 integer
+    instructions for eight weights with the sign, no multiplication: the value times 2**-14, exact. The eight columns
+    of operand B, of which one row of x would use one, hold eight blocks of 32 columns of K: the MMA for block j sees
+    x in column j and zero elsewhere, so one accumulator keeps eight blocks apart and the E8M0 scales are applied to
+    the accumulator with four FMAs for 16 MMAs, each lane owning exactly its four scales.
+
+    x enters as f16: exact for magnitudes from 2**-14 to 65504, with an absolute error of 2**-25 below. The hidden
+    vector carries the router weight and a factor of 2**8 (at most 100 x 2**8) and is rounded to f16 once.
+
+Why this shape
+    fp32 FMAs need four instructions a weight and are bound by issue before HBM. Decoding to bf16 costs a further
+    multiplication, since its exponent does not leave room for the factor. Two launches would refill the ring after
+    the boundary; the grid barrier is one counter that resets itself (the sign bit flips once all have arrived), so
+    replays need no epoch.
+
+Limits
+    Latent 3584, width 192 or 384, 16 experts a row, at least 128 SMs that can be resident at once: nothing else that
+    waits for this kernel may occupy them. Rows are computed one by one, so an expert chosen by two rows is read
+    twice (from L2 if soon). A scale of 0 to 254 is exact; products of a scale of 0 lie below fp32's normal range
+    and keep its subnormal precision. Ids outside the resident experts contribute nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint8, Uint32, const_expr, range_constexpr
+from cutlass.cute.arch.nvvm_wrappers import inline_ptx
+
+from k3sim.kernels import ptx
+from k3sim.kernels.expert_gemv.mxfp4 import PLACES
+
+LATENT = 3584
+TOP_K = 16
+NUM_BLOCKS = 128
+NUM_DOWN_BLOCKS = LATENT // 32
+NUM_WARPS = 16  # that multiply; one more warp issues the copies
+K_WARPS = LATENT // 256  # warps that split K in the first product; the other two close each row
+UNIT_BYTES = 4 * 512 + 128
+TILE_BYTES = K_WARPS * UNIT_BYTES  # one gate/up tile, and one slot of the ring
+DOWN_UNIT_BYTES = 3 * 512 + 128
+NUM_SLOTS = 7
+HIDDEN_SCALE = 2.0**8
+FROM_DECODED = 2.0**14  # a decoded f16 is the weight times 2**-14
+MAGNITUDE = 0x0E000E00
+SIGN = 0x80008000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertConfiguration:
+    """What changes the machine code. ``width``: 384 (TP8) or 192 (TP16)."""
+
+    width: int
+    fp32_out: bool
+
+    @property
+    def tiles_per_block(self) -> int:
+        return self.width // 64  # of one expert's width / 8 tiles, an eighth
+
+    @property
+    def units_per_expert(self) -> int:
+        return self.width // 192
+
+    @property
+    def experts_per_slot(self) -> int:
+        return 8 // self.units_per_expert
+
+    @property
+    def down_slots(self) -> int:
+        return TOP_K // self.experts_per_slot
+
+    @property
+    def down_bytes(self) -> int:
+        """w2 of one expert for 32 outputs."""
+        return 2 * self.units_per_expert * DOWN_UNIT_BYTES
+
+    @property
+    def partial_bytes(self) -> int:
+        """Sums by warp of one row in the first product; two such buffers alternate."""
+        return self.tiles_per_block * K_WARPS * 16 * 4
+
+    @property
+    def smem_bytes(self) -> int:
+        return NUM_SLOTS * TILE_BYTES + 2 * self.partial_bytes + 2 * 2 * NUM_WARPS * 16 * 4 + 2 * NUM_SLOTS * 8 + 128
+
+
+def _store_global_half(g_address: Int64, pair: Uint32) -> None:
+    inline_ptx(
+        "{ .reg .b16 low, high; mov.b32 {low, high}, {$r1}; st.global.b16 [{$r0}], low; }",
+        read_only_args=[g_address, pair],
+    )
+
+
+def _barrier_arrive(s_barrier: Int32) -> None:
+    inline_ptx("mbarrier.arrive.shared.b64 _, [{$r0}];", read_only_args=[s_barrier])
+
+
+def _or_zero(word: Uint32, condition: Boolean) -> Uint32:
+    return inline_ptx(
+        "{ .reg .pred p; setp.ne.u32 p, {$r1}, 0; selp.b32 {$w0}, {$r0}, 0, p; }",
+        write_only_types=[Uint32],
+        read_only_args=[word, condition.to(Uint32)],
+    )
+
+
+def _half_from_bf16(pair: Uint32) -> Uint32:
+    return ptx.pack_f16(ptx.low_bf16(pair), ptx.high_bf16(pair))
+
+
+def _decode(word: Uint32) -> list[Uint32]:
+    """Eight codes as four f16 pairs, each the value times 2**-14."""
+    pairs = []
+    for shift, sign_shift in PLACES:
+        if shift == sign_shift:
+            pairs.append((word << Uint32(shift)) & Uint32(MAGNITUDE | SIGN))
+        else:
+            pairs.append(((word << Uint32(shift)) & Uint32(MAGNITUDE)) | ((word << Uint32(sign_shift)) & Uint32(SIGN)))
+    return pairs
+
+
+def _scale(byte: Uint32) -> Float32:
+    """2**(byte - 127) for a byte at bits 23 to 30; the maximum turns 0, which would mean zero, into 2**-127."""
+    return inline_ptx("max.u32 {$w0}, {$r0}, 0x400000;", write_only_types=[Float32], read_only_args=[byte])
+
+
+def _scales(word: Uint32) -> list[Float32]:
+    exponents = (word << Uint32(23), word << Uint32(15), word << Uint32(7), word >> Uint32(1))
+    return [_scale(one & Uint32(0x7F800000)) for one in exponents]
+
+
+def _multiply_unit(s_units: list[Int32], num_blocks: int, halves: list[Uint32], lane: Int32) -> list[list[Float32]]:
+    """Scaled accumulators of one unit of each tile. ``halves``: the lane's eight values, of block lane / 4, as f16."""
+    even: list[Sequence[Float32]] = [[Float32(0.0)] * 4 for _ in s_units]
+    odd: list[Sequence[Float32]] = [[Float32(0.0)] * 4 for _ in s_units]
+    group = lane >> 2
+    for pair in range(num_blocks // 2):
+        words = [ptx.shared_load4(one + pair * 512 + lane * 16) for one in s_units]
+        for half in range(2):
+            mine = group == 2 * pair + half
+            b = [_or_zero(one, mine) for one in halves]
+            for tile in range(len(s_units)):
+                low = _decode(words[tile][2 * half])
+                high = _decode(words[tile][2 * half + 1])
+                # Two chains of MMAs, whose latency is long; both keep the blocks in the same columns.
+                even[tile] = ptx.mma(even[tile], [low[0], high[0], low[1], high[1]], b[:2], operand="f16")
+                odd[tile] = ptx.mma(odd[tile], [low[2], high[2], low[3], high[3]], b[2:], operand="f16")
+    result = []
+    for tile, s_unit in enumerate(s_units):
+        scales = _scales(ptx.shared_load_int(s_unit + num_blocks // 2 * 512 + lane * 4).to(Uint32))
+        result.append([scale * (one + other) for scale, one, other in zip(scales, even[tile], odd[tile], strict=True)])
+    return result
+
+
+def _sum_columns(sums: list[Float32]) -> tuple[Float32, Float32]:
+    """Rows g and g + 8 of a tile, summed over the eight accumulator columns; the same in the four lanes of g."""
+    low, high = sums[0] + sums[1], sums[2] + sums[3]
+    for offset in (1, 2):
+        low = low + cute.arch.shuffle_sync_bfly(low, offset=offset)
+        high = high + cute.arch.shuffle_sync_bfly(high, offset=offset)
+    return low, high
+
+
+def _tanh(value: Float32) -> Float32:
+    return Float32(1.0) - Float32(2.0) / (cute.math.exp(value * Float32(2.0), fastmath=True) + Float32(1.0))
+
+
+def _situ_glu(gate: Float32, up: Float32) -> Float32:
+    sigmoid = Float32(1.0) / (Float32(1.0) + cute.math.exp(-gate, fastmath=True))
+    return Float32(4.0) * _tanh(gate * Float32(0.25)) * sigmoid * Float32(25.0) * _tanh(up * Float32(0.04))
+
+
+class ExpertGemv:
+    """The kernel for one configuration; tensors arrive as addresses, so that a call converts nothing."""
+
+    def __init__(self, configuration: ExpertConfiguration) -> None:
+        self.config = configuration
+
+    @cute.jit
+    def __call__(
+        self,
+        x: Int64,
+        ids: Int64,
+        weights: Int64,
+        gate_up: Int64,
+        down: Int64,
+        out: Int64,
+        hidden: Int64,
+        counter: Int64,
+        rows: Int32,
+        num_experts: Int32,
+        stream: CUstream,
+    ) -> None:
+        self.device(x, ids, weights, gate_up, down, out, hidden, counter, rows, num_experts).launch(
+            grid=(NUM_BLOCKS, 1, 1),
+            block=((NUM_WARPS + 1) * 32, 1, 1),
+            smem=self.config.smem_bytes,
+            preferred_smem_carveout=100,
+            stream=stream,
+            use_pdl=True,
+        )
+
+    @cute.kernel
+    def device(
+        self,
+        x: Int64,
+        ids: Int64,
+        weights: Int64,
+        gate_up: Int64,
+        down: Int64,
+        out: Int64,
+        hidden: Int64,
+        counter: Int64,
+        rows: Int32,
+        num_experts: Int32,
+    ) -> None:
+        c = self.config
+        tid, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        warp = cute.arch.make_warp_uniform(tid >> 5)
+        lane = tid & 31
+        s_ring = cute.arch.get_dyn_smem(Uint8, alignment=128).toint().to(Int32)
+        s_partial = s_ring + NUM_SLOTS * TILE_BYTES
+        s_down_partial = s_partial + 2 * c.partial_bytes
+        s_full = s_down_partial + 2 * 2 * NUM_WARPS * 16 * 4
+        s_empty = s_full + NUM_SLOTS * 8
+
+        if tid == 0:
+            for slot in range_constexpr(NUM_SLOTS):
+                ptx.barrier_init(s_full + slot * 8, 1)
+                ptx.barrier_init(s_empty + slot * 8, NUM_WARPS)
+            ptx.barrier_init_fence()
+        cute.arch.sync_threads()
+        cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_wait()
+
+        if warp == NUM_WARPS:
+            self._stream(ids, gate_up, down, num_experts, rows, block, lane, s_ring, s_full, s_empty)
+        else:
+            self._gate_up(
+                x, ids, weights, hidden, num_experts, rows, block, warp, lane, s_ring, s_partial, s_full, s_empty
+            )
+            self._grid_barrier(counter, block, warp, lane)
+            if block < NUM_DOWN_BLOCKS:
+                self._down(hidden, out, rows, block, warp, lane, s_ring, s_down_partial, s_full, s_empty)
+
+    @cute.jit
+    def _gate_up(
+        self,
+        x: Int64,
+        ids: Int64,
+        weights: Int64,
+        hidden: Int64,
+        num_experts: Int32,
+        rows: Int32,
+        block: Int32,
+        warp: Int32,
+        lane: Int32,
+        s_ring: Int32,
+        s_partial: Int32,
+        s_full: Int32,
+        s_empty: Int32,
+    ) -> None:
+        """First product: an eighth of one expert's tiles, K split over the warps."""
+        c = self.config
+        slot = Int32(0)
+        parity = Int32(0)
+        for row in cutlass.range(rows, unroll=1):
+            s_sums = s_partial + (row & 1) * c.partial_bytes
+            if warp < K_WARPS:
+                bf16 = ptx.load_l2(x + Int64(row * (LATENT * 2) + warp * 512 + lane * 16))
+                halves = [_half_from_bf16(one) for one in bf16]
+                for tile in cutlass.range(c.tiles_per_block, unroll=1):
+                    ptx.barrier_wait(s_full + slot * 8, parity)
+                    s_unit = s_ring + slot * TILE_BYTES + warp * UNIT_BYTES
+                    (sums,) = _multiply_unit([s_unit], 8, halves, lane)
+                    cute.arch.sync_warp()
+                    if lane == 0:
+                        _barrier_arrive(s_empty + slot * 8)
+                    low, high = _sum_columns(sums)
+                    if (lane & 3) == 0:
+                        s_mine = s_sums + (tile * (K_WARPS * 16) + warp * 16 + (lane >> 2)) * 4
+                        ptx.shared_store_float(s_mine, low)
+                        ptx.shared_store_float(s_mine + 32, high)
+                    slot = slot + 1
+                    if slot == NUM_SLOTS:
+                        slot = Int32(0)
+                        parity = parity ^ 1
+                cute.arch.barrier(barrier_id=1, number_of_threads=NUM_WARPS * 32)
+            else:
+                for _ in cutlass.range(c.tiles_per_block, unroll=1):
+                    # Every warp counts in the release of a slot, those that read nothing there too.
+                    if lane == 0:
+                        _barrier_arrive(s_empty + slot * 8)
+                    slot = slot + 1
+                    if slot == NUM_SLOTS:
+                        slot = Int32(0)
+                        parity = parity ^ 1
+                output = (warp - K_WARPS) * 32 + lane
+                at = Int64((row * TOP_K + (block >> 3)) * 4)
+                expert = ptx.load_int(ids + at)
+                weight = ptx.load_float(weights + at)
+                cute.arch.barrier(barrier_id=1, number_of_threads=NUM_WARPS * 32)
+                if output < c.tiles_per_block * 8:
+                    s_mine = s_sums + ((output >> 3) * (K_WARPS * 16) + (output & 7)) * 4
+                    gate = Float32(0.0)
+                    up = Float32(0.0)
+                    for part in range_constexpr(K_WARPS):
+                        gate = gate + ptx.shared_load_float(s_mine + part * 64)
+                        up = up + ptx.shared_load_float(s_mine + part * 64 + 32)
+                    if (expert < 0) | (expert >= num_experts):
+                        weight = Float32(0.0)
+                    value = _situ_glu(gate * Float32(FROM_DECODED), up * Float32(FROM_DECODED))
+                    pair = ptx.pack_f16(value * weight * Float32(HIDDEN_SCALE), Float32(0.0))
+                    index = row * (TOP_K * c.width) + block * (c.tiles_per_block * 8) + output
+                    _store_global_half(hidden + Int64(index * 2), pair)
+
+    @cute.jit
+    def _stream(
+        self,
+        ids: Int64,
+        gate_up: Int64,
+        down: Int64,
+        num_experts: Int32,
+        rows: Int32,
+        block: Int32,
+        lane: Int32,
+        s_ring: Int32,
+        s_full: Int32,
+        s_empty: Int32,
+    ) -> None:
+        """The producer warp: every copy of this block, in the order in which the other warps use them."""
+        c = self.config
+        slot = Int32(0)
+        parity = Int32(1)  # a slot that nobody has used yet counts as released
+        for row in cutlass.range(rows, unroll=1):
+            expert = ptx.load_int(ids + Int64((row * TOP_K + (block >> 3)) * 4))
+            expert = cutlass.max(cutlass.min(expert, num_experts - 1), 0)
+            first = Int64(expert) * (c.width // 8) + Int64((block & 7) * c.tiles_per_block)
+            for tile in cutlass.range(c.tiles_per_block, unroll=1):
+                ptx.barrier_wait(s_empty + slot * 8, parity)
+                if lane == 0:
+                    ptx.barrier_expect(s_full + slot * 8, TILE_BYTES)
+                    g_tile = gate_up + (first + Int64(tile)) * TILE_BYTES
+                    ptx.bulk_copy(s_ring + slot * TILE_BYTES, g_tile, TILE_BYTES, s_full + slot * 8)
+                slot = slot + 1
+                if slot == NUM_SLOTS:
+                    slot = Int32(0)
+                    parity = parity ^ 1
+        if block < NUM_DOWN_BLOCKS:
+            for row in cutlass.range(rows, unroll=1):
+                expert = ptx.load_int(ids + Int64((row * TOP_K + (lane & 15)) * 4))
+                expert = cutlass.max(cutlass.min(expert, num_experts - 1), 0)
+                g_expert = down + (Int64(expert) * NUM_DOWN_BLOCKS + Int64(block)) * c.down_bytes
+                for part in cutlass.range(c.down_slots, unroll=1):
+                    ptx.barrier_wait(s_empty + slot * 8, parity)
+                    if lane == 0:
+                        ptx.barrier_expect(s_full + slot * 8, c.experts_per_slot * c.down_bytes)
+                    cute.arch.sync_warp()
+                    place = lane - part * c.experts_per_slot
+                    if (place >= 0) & (place < c.experts_per_slot):
+                        s_expert = s_ring + slot * TILE_BYTES + place * c.down_bytes
+                        ptx.bulk_copy(s_expert, g_expert, c.down_bytes, s_full + slot * 8)
+                    slot = slot + 1
+                    if slot == NUM_SLOTS:
+                        slot = Int32(0)
+                        parity = parity ^ 1
+
+    @cute.jit
+    def _grid_barrier(self, counter: Int64, block: Int32, warp: Int32, lane: Int32) -> None:
+        """Every block's part of the hidden vector is written; blocks of the second product wait for all.
+
+        The counter gains 2**31 in all, so its sign flips once the last block has arrived and nothing is left to
+        reset. The two warps that write the hidden vector meet first; one of their threads arrives for the block.
+        """
+        if warp >= K_WARPS:
+            cute.arch.barrier(barrier_id=2, number_of_threads=(NUM_WARPS - K_WARPS) * 32)
+            if (warp == K_WARPS) & (lane == 0):
+                step = Int32(1)
+                if block == 0:
+                    step = Int32(2**31 - (NUM_BLOCKS - 1))
+                old = inline_ptx(
+                    "{ fence.acq_rel.gpu; atom.add.release.gpu.global.u32 {$w0}, [{$r0}], {$r1}; }",
+                    write_only_types=[Int32],
+                    read_only_args=[counter, step],
+                )
+                if block < NUM_DOWN_BLOCKS:
+                    inline_ptx(
+                        "{ .reg .pred same; .reg .b32 now; again: ld.acquire.gpu.global.u32 now, [{$r0}]; "
+                        "xor.b32 now, now, {$r1}; setp.ge.s32 same, now, 0; @same bra again; }",
+                        read_only_args=[counter, old],
+                    )
+        cute.arch.barrier(barrier_id=1, number_of_threads=NUM_WARPS * 32)
+
+    @cute.jit
+    def _down(
+        self,
+        hidden: Int64,
+        out: Int64,
+        rows: Int32,
+        block: Int32,
+        warp: Int32,
+        lane: Int32,
+        s_ring: Int32,
+        s_partial: Int32,
+        s_full: Int32,
+        s_empty: Int32,
+    ) -> None:
+        """Second product: 32 outputs over all experts. Eight warps a slot, one unit of both tiles each."""
+        c = self.config
+        count = rows * c.tiles_per_block  # slots used so far
+        slot = count % NUM_SLOTS
+        parity = (count // NUM_SLOTS) & 1
+        side = warp >> 3
+        unit = warp & 7  # of the slot's eight (expert, K) units
+        in_expert = (unit % c.units_per_expert) * 192
+        tile_bytes = c.units_per_expert * DOWN_UNIT_BYTES
+        s_unit = s_ring + (unit // c.units_per_expert) * c.down_bytes + (unit % c.units_per_expert) * DOWN_UNIT_BYTES
+        for row in cutlass.range(rows, unroll=1):
+            halves = []
+            for turn in range_constexpr(c.down_slots // 2):
+                expert = (turn * 2 + side) * c.experts_per_slot + unit // c.units_per_expert
+                index = (row * TOP_K + expert) * c.width + in_expert
+                # Lanes of blocks 6 and 7, which a unit of this product lacks, read a neighbour's and use none.
+                halves.append(ptx.load_l2(hidden + Int64(index * 2 + cutlass.min(lane, 23) * 16)))
+            low = [Float32(0.0)] * 4
+            high = [Float32(0.0)] * 4
+            for turn in range_constexpr(c.down_slots // 2):
+                # Eight warps take this slot, the other eight the next; each counts in the release of both.
+                following = slot + 1
+                following_parity = parity
+                if following == NUM_SLOTS:
+                    following = Int32(0)
+                    following_parity = parity ^ 1
+                mine = slot
+                my_parity = parity
+                if side == 1:
+                    mine = following
+                    my_parity = following_parity
+                ptx.barrier_wait(s_full + mine * 8, my_parity)
+                s_mine = s_unit + mine * TILE_BYTES
+                one, other = _multiply_unit([s_mine, s_mine + tile_bytes], 6, halves[turn], lane)
+                low = [old + new for old, new in zip(low, one, strict=True)]
+                high = [old + new for old, new in zip(high, other, strict=True)]
+                cute.arch.sync_warp()
+                if lane == 0:
+                    _barrier_arrive(s_empty + slot * 8)
+                    _barrier_arrive(s_empty + following * 8)
+                slot = following + 1
+                parity = following_parity
+                if slot == NUM_SLOTS:
+                    slot = Int32(0)
+                    parity = parity ^ 1
+            s_sums = s_partial + (row & 1) * (2 * NUM_WARPS * 16 * 4)
+            for tile in range_constexpr(2):
+                upper, lower = _sum_columns([low, high][tile])
+                if (lane & 3) == 0:
+                    s_place = s_sums + (tile * (NUM_WARPS * 16) + warp * 16 + (lane >> 2)) * 4
+                    ptx.shared_store_float(s_place, upper)
+                    ptx.shared_store_float(s_place + 32, lower)
+            cute.arch.barrier(barrier_id=1, number_of_threads=NUM_WARPS * 32)
+            if warp == 0:
+                total = Float32(0.0)
+                s_place = s_sums + ((lane >> 4) * (NUM_WARPS * 16) + (lane & 15)) * 4
+                for part in range_constexpr(NUM_WARPS):
+                    total = total + ptx.shared_load_float(s_place + part * 64)
+                total = total * Float32(FROM_DECODED / HIDDEN_SCALE)
+                place = Int64(row * LATENT + block * 32 + lane)
+                if const_expr(c.fp32_out):
+                    cute.make_tensor(cute.make_ptr(Float32, out + place * 4, cute.AddressSpace.gmem), 1)[0] = total
+                else:
+                    pointer = cute.make_ptr(BFloat16, out + place * 2, cute.AddressSpace.gmem)
+                    cute.make_tensor(pointer, 1)[0] = total.to(BFloat16)
+
+
+def compile_experts(configuration: ExpertConfiguration) -> Any:
+    """The kernel as a callable ``(x, ids, weights, gate_up, down, out, hidden, counter, rows, num_experts, stream)``
+    of addresses, two integers and a CUstream; needs no GPU.
+    """
+    zero = Int64(0)
+    return cute.compile(ExpertGemv(configuration), *[zero] * 8, Int32(1), Int32(1), CUstream(0))

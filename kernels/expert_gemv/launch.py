@@ -1,0 +1,141 @@
+"""The selected MXFP4 experts on the current GPU.
+
+    packed = pack_experts(experts)                              # once, offline
+    workspace = ExpertWorkspace.allocate(packed, max_rows=16)   # once
+    expert_gemv(x, ids, weights, packed, out, workspace)        # every step; can be captured
+
+Shapes: R rows (1 to 16), L = 3584 latent, W = 192 or 384 width of the rank's slice, E experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
+from k3sim.kernels.compile_cache import compiled, get_cutlass
+from k3sim.kernels.expert_gemv.mxfp4 import pack_down, pack_gate_up
+
+if TYPE_CHECKING:
+    import torch
+
+    from k3sim.kernels.expert_gemv.reference import Experts
+
+LATENT = 3584
+TOP_K = 16
+WIDTHS = (192, 384)
+MAX_ROWS = 16
+NUM_BLOCKS = 128
+GATE_UP_TILE_BYTES = 14 * (4 * 512 + 128)
+DOWN_UNIT_BYTES = 3 * 512 + 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedExperts:
+    """Weights of all resident experts in the kernel's order (mxfp4.py)."""
+
+    gate_up: torch.Tensor  # [E, W / 8, 30464] uint8
+    down: torch.Tensor  # [E, 112, W / 192 x 3328] uint8
+
+    @property
+    def width(self) -> int:
+        return self.gate_up.shape[1] * 8
+
+
+def pack_experts(experts: Experts) -> PackedExperts:
+    """``experts`` (reference.py) in the kernel's order, on the same device. Raises UserError on a wrong shape."""
+    import torch
+
+    count, width = experts.gate.shape[:2]
+    check_one_of("experts.gate.shape[1]", width, WIDTHS)
+    byte = (torch.uint8,)
+    for name in ("gate", "up"):
+        check_tensor(name, getattr(experts, name), dtypes=byte, shape=(count, width, LATENT // 2))
+        scales = f"{name}_scales"
+        check_tensor(scales, getattr(experts, scales), dtypes=byte, shape=(count, width, LATENT // 32))
+    check_tensor("down", experts.down, dtypes=byte, shape=(count, LATENT, width // 2))
+    check_tensor("down_scales", experts.down_scales, dtypes=byte, shape=(count, LATENT, width // 32))
+    return PackedExperts(
+        gate_up=pack_gate_up(experts.gate, experts.gate_scales, experts.up, experts.up_scales),
+        down=pack_down(experts.down, experts.down_scales),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertWorkspace:
+    """What one launch keeps in memory between its two products. Not shared by launches that may overlap."""
+
+    hidden: torch.Tensor  # [max rows, 16, W] fp16
+    counter: torch.Tensor  # [1] int32; zero at first, left ready for the next launch by each
+
+    @classmethod
+    def allocate(cls, packed: PackedExperts, *, max_rows: int = MAX_ROWS) -> ExpertWorkspace:
+        """Workspace for up to ``max_rows`` rows on the device of ``packed``."""
+        import torch
+
+        check_one_of("max_rows", max_rows, range(1, MAX_ROWS + 1))
+        device = packed.gate_up.device
+        return cls(
+            hidden=torch.zeros((max_rows, TOP_K, packed.width), dtype=torch.float16, device=device),
+            counter=torch.zeros(1, dtype=torch.int32, device=device),
+        )
+
+
+def expert_gemv(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    packed: PackedExperts,
+    out: torch.Tensor,
+    workspace: ExpertWorkspace,
+) -> None:
+    """Write this rank's partial latent to ``out`` [R, L] (bf16 or fp32), on the current stream.
+
+    ``x`` [R, L] bf16, magnitudes up to 65504; ``ids`` [R, 16] int32, outside 0 .. E - 1 contributing nothing;
+    ``weights`` [R, 16] fp32, magnitudes up to 1. The first call for a width and output type compiles; make it before
+    a graph capture. Raises UserError before any launch.
+    """
+    import torch
+
+    check_tensor("x", x, dtypes=(torch.bfloat16,), shape=(None, LATENT))
+    rows = x.shape[0]
+    check_one_of("rows of x", rows, range(1, MAX_ROWS + 1))
+    check_tensor("ids", ids, dtypes=(torch.int32,), shape=(rows, TOP_K), like=x)
+    check_tensor("weights", weights, dtypes=(torch.float32,), shape=(rows, TOP_K), like=x)
+    check_tensor(
+        "packed.gate_up", packed.gate_up, dtypes=(torch.uint8,), shape=(None, None, GATE_UP_TILE_BYTES), like=x
+    )
+    width, count = packed.width, packed.gate_up.shape[0]
+    check_one_of("width of packed", width, WIDTHS)
+    down_shape = (count, LATENT // 32, width // 192 * 2 * DOWN_UNIT_BYTES)
+    check_tensor("packed.down", packed.down, dtypes=(torch.uint8,), shape=down_shape, like=x)
+    check_tensor("out", out, dtypes=(torch.bfloat16, torch.float32), shape=(rows, LATENT), like=x)
+    check_tensor("workspace.hidden", workspace.hidden, dtypes=(torch.float16,), shape=(None, TOP_K, width), like=x)
+    if workspace.hidden.shape[0] < rows:
+        raise refuse("rows of workspace", workspace.hidden.shape[0], f"at least {rows}, the rows of x")
+    check_tensor("workspace.counter", workspace.counter, dtypes=(torch.int32,), shape=(1,), like=x)
+    check_on_gpu("x", x)
+    num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
+    if num_sms < NUM_BLOCKS:
+        raise refuse("multiprocessors of the GPU", num_sms, f"at least {NUM_BLOCKS}, all blocks being resident")
+
+    get_cutlass()
+    from cuda.bindings.driver import CUstream
+
+    from k3sim.kernels.expert_gemv.kernel import ExpertConfiguration, compile_experts
+
+    configuration = ExpertConfiguration(width=width, fp32_out=out.dtype == torch.float32)
+    run = compiled(configuration, lambda: compile_experts(configuration))
+    run(
+        x.data_ptr(),
+        ids.data_ptr(),
+        weights.data_ptr(),
+        packed.gate_up.data_ptr(),
+        packed.down.data_ptr(),
+        out.data_ptr(),
+        workspace.hidden.data_ptr(),
+        workspace.counter.data_ptr(),
+        rows,
+        count,
+        CUstream(torch.cuda.current_stream(x.device).cuda_stream),
+    )

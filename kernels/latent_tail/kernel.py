@@ -1,0 +1,395 @@
+"""LatentMoE tail over T ranks, three small launches of one rank: send, up, collect.
+
+What it computes
+    out = prefix + W_up RMSNorm(sum over ranks of latent) + sum over ranks of shared, [R, 7168] bf16 on every rank,
+    where W_up is sharded by rows: rank r computes outputs [r N, (r + 1) N), N = 7168 / T.
+
+    send     latent [R, 3584] (bf16 or fp32) and shared [R, 7168] bf16, this rank's parts: the latent is stored into
+             slot ``rank`` of every rank's latent slots [T, R, 3584] bf16, shared columns [p N, (p + 1) N) into slot
+             ``rank`` of rank p's shared slots [T, R, N] bf16.
+    up       sums the arrived slots in the order of the ranks, in fp32; norm, W_up [N, 3584] bf16, shared slots added;
+             stored as bf16 into columns [rank N, (rank + 1) N) of every rank's gathered [R, 7168].
+    collect  gathered (plus prefix [R, 7168] bf16 where there is one) to out; empties all slots.
+
+How data moves
+    Between ranks by stores to the peers' addresses, 16 bytes each. Data is its own flag: a reader rereads 16 bytes
+    until no 32-bit word of them is EMPTY (all bits set: two bf16 NaN that no conversion produces; send replaces them,
+    should its input hold any). ``collect`` writes EMPTY back, so a replay is like a first run and nothing counts
+    epochs. Every rank sums the same bf16 values in the same order and so has the same bits.
+    ``up`` loads its weights before the dependency wait, all of them, into registers: 8 outputs a block, one a warp,
+    112 bytes a thread and row of 7 KB, so what remains after the last slot arrives is a chain of latencies. Eight
+    blocks form a cluster: each sums 448 columns, rounds (sum x norm weight) to bf16 and stores it into the shared
+    memory of all eight; the norm's factor is applied to the finished product, so one cluster barrier is enough.
+
+Why this shape
+    Without the cluster every block would read all slots: 57 KB x 112 blocks at TP8. A launch for sum and norm alone
+    costs a further boundary (0.45 us measured with PDL). The product on CUDA cores: one to a few rows.
+
+Limits
+    Latent 3584, hidden 7168, T = 1, 2, 4, 8, 16; R from 1 to 16. Between two uses of a set of slots each rank must
+    have received something sent by every other after its ``collect``, as the next all-reduce ensures; two sets that
+    alternate make that hold for any order of exchanges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Float32, Int32, Int64, Uint8, Uint32, const_expr, range_constexpr
+from cutlass.cute.arch.nvvm_wrappers import inline_ptx
+
+from k3sim.kernels import ptx
+
+LATENT = 3584
+HIDDEN = 7168
+CLUSTER = 8
+OUTPUTS = 8  # of a block of ``up``, one a warp
+UP_THREADS = OUTPUTS * 32
+COPY_THREADS = 224
+CHUNK = 8  # bf16 values of one 16-byte access
+LATENT_CHUNKS = LATENT // CHUNK
+HIDDEN_CHUNKS = HIDDEN // CHUNK
+CHUNKS_PER_LANE = LATENT_CHUNKS // 32
+PART = LATENT // CLUSTER  # columns that one block of a cluster sums
+HALF_CHUNKS = PART // CHUNK // 2  # a warp sums half of them: 28 lanes
+EMPTY = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, kw_only=True)
+class TailConfiguration:
+    """What changes the machine code. ``fp32_latent``: of ``send``. ``prefix``: whether ``collect`` adds one."""
+
+    ranks: int
+    max_rows: int = 1  # shared memory of ``up``: 1, 4 or 16
+    fp32_latent: bool = False
+    prefix: bool = False
+
+    @property
+    def outputs(self) -> int:
+        return HIDDEN // self.ranks
+
+    @property
+    def up_smem_bytes(self) -> int:
+        return self.max_rows * (LATENT * 2 + 2 * CLUSTER * 4 + OUTPUTS * 2)
+
+
+def _await4(g_address: Int64) -> tuple[Uint32, ...]:
+    """16 bytes, once each of their words has arrived."""
+    checks = " ".join(f"setp.eq.u32 p, {{$w{i}}}, {EMPTY:#x}; @p bra again;" for i in range(4))
+    return inline_ptx(
+        "{ .reg .pred p; again: ld.volatile.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}]; " + checks + " }",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[g_address],
+    )
+
+
+def _load_volatile4(g_address: Int64) -> tuple[Uint32, ...]:
+    return inline_ptx(
+        "ld.volatile.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[g_address],
+    )
+
+
+def _await_word(g_address: Int64) -> Uint32:
+    return inline_ptx(
+        "{ .reg .pred p; again: ld.volatile.global.b32 {$w0}, [{$r0}]; "
+        f"setp.eq.u32 p, {{$w0}}, {EMPTY:#x}; @p bra again; }}",
+        write_only_types=[Uint32],
+        read_only_args=[g_address],
+    )
+
+
+def _push(g_address: Int64, words: Any) -> None:
+    """16 bytes to memory that another GPU reads while this kernel runs."""
+    inline_ptx(
+        "st.relaxed.sys.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", read_only_args=[g_address, *words]
+    )
+
+
+def _not_empty(word: Uint32) -> Uint32:
+    """Two bf16 NaN of all ones become the usual ones."""
+    return inline_ptx(
+        f"{{ .reg .pred p; setp.eq.u32 p, {{$r0}}, {EMPTY:#x}; selp.b32 {{$w0}}, 0x7fff7fff, {{$r0}}, p; }}",
+        write_only_types=[Uint32],
+        read_only_args=[word],
+    )
+
+
+def _add_pairs(totals: list[Float32], words: tuple[Uint32, ...]) -> list[Float32]:
+    values = [value for word in words for value in (ptx.low_bf16(word), ptx.high_bf16(word))]
+    return [total + value for total, value in zip(totals, values, strict=True)]
+
+
+class TailSend:
+    """Push this rank's parts; blocks 0 and 1 of a row move the latent, four more the shared expert's columns."""
+
+    def __init__(self, configuration: TailConfiguration) -> None:
+        self.config = configuration
+
+    @cute.jit
+    def __call__(
+        self,
+        latent: Int64,
+        shared: Int64,
+        latent_slots: Int64,
+        shared_slots: Int64,
+        rank: Int32,
+        rows: Int32,
+        stream: CUstream,
+    ) -> None:
+        self.device(latent, shared, latent_slots, shared_slots, rank, rows).launch(
+            grid=(6, rows, 1), block=(COPY_THREADS, 1, 1), stream=stream, use_pdl=True
+        )
+
+    @cute.kernel
+    def device(
+        self, latent: Int64, shared: Int64, latent_slots: Int64, shared_slots: Int64, rank: Int32, rows: Int32
+    ) -> None:
+        c = self.config
+        tid, _, _ = cute.arch.thread_idx()
+        part, row, _ = cute.arch.block_idx()
+        cute.arch.griddepcontrol_launch_dependents()
+        if part < 2:
+            chunk = part * COPY_THREADS + tid
+            place = Int64((rank * rows + row) * LATENT_CHUNKS + chunk) * 16
+            peers = [ptx.load_long(latent_slots + Int64(8 * peer)) for peer in range(c.ranks)]
+            cute.arch.griddepcontrol_wait()
+            if const_expr(c.fp32_latent):
+                g_mine = latent + Int64(row * LATENT_CHUNKS + chunk) * 32
+                floats = [
+                    ptx.bits_as_float(word) for half in range(2) for word in ptx.load_l2(g_mine + Int64(16 * half))
+                ]
+                words = [ptx.pack_bf16(floats[2 * i], floats[2 * i + 1]) for i in range(4)]
+            else:
+                words = list(ptx.load_l2(latent + Int64(row * LATENT_CHUNKS + chunk) * 16))
+            words = [_not_empty(word) for word in words]
+            for peer in range_constexpr(c.ranks):
+                _push(peers[peer] + place, words)
+        else:
+            chunk = (part - 2) * COPY_THREADS + tid
+            per_rank = c.outputs // CHUNK
+            peer = chunk // per_rank
+            base = ptx.load_long(shared_slots + Int64(peer * 8))
+            cute.arch.griddepcontrol_wait()
+            words = [_not_empty(word) for word in ptx.load_l2(shared + Int64(row * HIDDEN_CHUNKS + chunk) * 16)]
+            _push(base + Int64((rank * rows + row) * per_rank + chunk % per_rank) * 16, words)
+
+
+class TailUp:
+    """Sum, norm, sharded up-projection, shared-expert add, push to every rank."""
+
+    def __init__(self, configuration: TailConfiguration) -> None:
+        self.config = configuration
+
+    @cute.jit
+    def __call__(
+        self,
+        latent_slots: Int64,
+        shared_slots: Int64,
+        norm_weight: Int64,
+        up: Int64,
+        gathered: Int64,
+        rank: Int32,
+        rows: Int32,
+        eps: Float32,
+        stream: CUstream,
+    ) -> None:
+        self.device(latent_slots, shared_slots, norm_weight, up, gathered, rank, rows, eps).launch(
+            grid=(self.config.outputs // OUTPUTS, 1, 1),
+            block=(UP_THREADS, 1, 1),
+            cluster=(CLUSTER, 1, 1),
+            smem=self.config.up_smem_bytes,
+            stream=stream,
+            use_pdl=True,
+        )
+
+    @cute.kernel
+    def device(
+        self,
+        latent_slots: Int64,
+        shared_slots: Int64,
+        norm_weight: Int64,
+        up: Int64,
+        gathered: Int64,
+        rank: Int32,
+        rows: Int32,
+        eps: Float32,
+    ) -> None:
+        c = self.config
+        tid, _, _ = cute.arch.thread_idx()
+        block, _, _ = cute.arch.block_idx()
+        warp = cute.arch.make_warp_uniform(tid >> 5)
+        lane = tid & 31
+        member = block & (CLUSTER - 1)
+        s_x = cute.arch.get_dyn_smem(Uint8, alignment=128).toint().to(Int32)  # [max rows, 3584] bf16
+        s_squares = s_x + c.max_rows * LATENT * 2  # [max rows, 16] fp32
+        s_y = s_squares + c.max_rows * 2 * CLUSTER * 4  # [max rows, 8] bf16
+
+        # No peer may be stored to before it runs.
+        ptx.cluster_arrive()
+        g_weight = up + Int64(block * OUTPUTS + warp) * (LATENT * 2) + Int64(lane * 16)
+        weights = [ptx.load_stream(g_weight + Int64(512 * i)) for i in range(CHUNKS_PER_LANE)]
+        half = warp & 1
+        summing = lane < HALF_CHUNKS
+        chunk = member * (PART // CHUNK) + half * HALF_CHUNKS + cutlass.min(lane, HALF_CHUNKS - 1)
+        norm = ptx.load_cached(norm_weight + Int64(chunk * 16))
+        ptx.cluster_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_wait()
+
+        # Four rows at a time, two warps each: this block's columns of the sum, to every block of the cluster.
+        for first in cutlass.range(0, rows, 4, unroll=1):
+            row = first + (warp >> 1)
+            if row < rows:
+                totals = self._sum_slots(latent_slots, row, rows, chunk)
+                squares = Float32(0.0)
+                for i in range_constexpr(CHUNK):
+                    squares = squares + totals[i] * totals[i]
+                squares = squares if summing else Float32(0.0)
+                for offset in (16, 8, 4, 2, 1):
+                    squares = squares + cute.arch.shuffle_sync_bfly(squares, offset=offset)
+                scale = [value for word in norm for value in (ptx.low_bf16(word), ptx.high_bf16(word))]
+                packed = [
+                    ptx.pack_bf16(totals[2 * i] * scale[2 * i], totals[2 * i + 1] * scale[2 * i + 1]) for i in range(4)
+                ]
+                for peer in range_constexpr(CLUSTER):
+                    if summing:
+                        ptx.peer_store4(ptx.peer_shared(s_x + row * (LATENT * 2) + chunk * 16, Int32(peer)), packed)
+                    if lane == 0:
+                        s_place = s_squares + (row * (2 * CLUSTER) + member * 2 + half) * 4
+                        ptx.peer_store_float(ptx.peer_shared(s_place, Int32(peer)), squares)
+        ptx.cluster_arrive()
+        ptx.cluster_wait()
+
+        output = block * OUTPUTS + warp
+        for row in cutlass.range(rows, unroll=1):
+            # The shared expert's parts of this output, one rank a lane; a word holds two outputs.
+            part = Float32(0.0)
+            if lane < c.ranks:
+                word = _await_word(shared_slots + Int64(((lane * rows + row) * c.outputs + (output & ~1)) * 2))
+                part = ptx.high_bf16(word) if (output & 1) == 1 else ptx.low_bf16(word)
+            product = Float32(0.0)
+            for i in range_constexpr(CHUNKS_PER_LANE):
+                x = ptx.shared_load4(s_x + row * (LATENT * 2) + i * 512 + lane * 16)
+                for word in range_constexpr(4):
+                    product = product + ptx.low_bf16(x[word]) * ptx.low_bf16(weights[i][word])
+                    product = product + ptx.high_bf16(x[word]) * ptx.high_bf16(weights[i][word])
+            squares = Float32(0.0)
+            for i in range_constexpr(2 * CLUSTER // 4):
+                parts = ptx.shared_load4(s_squares + row * (2 * CLUSTER * 4) + i * 16)
+                for word in range_constexpr(4):
+                    squares = squares + ptx.bits_as_float(parts[word])
+            factor = cute.math.rsqrt(squares * Float32(1.0 / LATENT) + eps)
+            for offset in (16, 8, 4, 2, 1):
+                product = product + cute.arch.shuffle_sync_bfly(product, offset=offset)
+                part = part + cute.arch.shuffle_sync_bfly(part, offset=offset)
+            if lane == 0:
+                ptx.shared_store_half(
+                    s_y + (row * OUTPUTS + warp) * 2, ptx.pack_bf16(product * factor + part, Float32(0.0))
+                )
+        cute.arch.sync_threads()
+        for index in cutlass.range(tid, rows * c.ranks, UP_THREADS, unroll=1):
+            row, peer = index // c.ranks, index % c.ranks
+            base = ptx.load_long(gathered + Int64(peer * 8))
+            place = Int64(row * HIDDEN + rank * c.outputs + block * OUTPUTS) * 2
+            _push(base + place, ptx.shared_load4(s_y + row * (OUTPUTS * 2)))
+
+    def _sum_slots(self, latent_slots: Int64, row: Int32, rows: Int32, chunk: Int32) -> list[Float32]:
+        """Eight columns of the sum over ranks, in their order. All loads are in flight before the first is judged."""
+        ranks = self.config.ranks
+        places = [latent_slots + Int64((rank * rows + row) * LATENT_CHUNKS + chunk) * 16 for rank in range(ranks)]
+        early = [_load_volatile4(place) for place in places]
+        totals = [Float32(0.0)] * CHUNK
+        for place, words in zip(places, early, strict=True):
+            totals = _add_pairs(totals, _arrived(place, words))
+        return totals
+
+
+def _arrived(g_address: Int64, words: tuple[Uint32, ...]) -> tuple[Uint32, ...]:
+    """``words``, a first reading of ``g_address``, or a later one that is complete."""
+    # Registers of its own: an output may share one with an input that is still needed.
+    checks = " ".join(f"setp.eq.u32 p, w{i}, {EMPTY:#x}; @p bra again;" for i in range(4))
+    enter = " ".join(f"mov.b32 w{i}, {{$r{i + 1}}};" for i in range(4))
+    leave = " ".join(f"mov.b32 {{$w{i}}}, w{i};" for i in range(4))
+    return inline_ptx(
+        "{ .reg .pred p; .reg .b32 w0, w1, w2, w3; " + enter + " bra check; "
+        "again: ld.volatile.global.v4.b32 {w0, w1, w2, w3}, [{$r0}]; check: " + checks + " " + leave + " }",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[g_address, *words],
+    )
+
+
+class TailCollect:
+    """Gathered outputs to ``out``; every slot is emptied for its next use. Five blocks a row, two that only empty."""
+
+    def __init__(self, configuration: TailConfiguration) -> None:
+        self.config = configuration
+
+    @cute.jit
+    def __call__(
+        self,
+        gathered: Int64,
+        latent_slots: Int64,
+        shared_slots: Int64,
+        prefix: Int64,
+        out: Int64,
+        rows: Int32,
+        stream: CUstream,
+    ) -> None:
+        self.device(gathered, latent_slots, shared_slots, prefix, out, rows).launch(
+            grid=(6, rows, 1), block=(COPY_THREADS, 1, 1), stream=stream, use_pdl=True
+        )
+
+    @cute.kernel
+    def device(
+        self, gathered: Int64, latent_slots: Int64, shared_slots: Int64, prefix: Int64, out: Int64, rows: Int32
+    ) -> None:
+        c = self.config
+        tid, _, _ = cute.arch.thread_idx()
+        part, row, _ = cute.arch.block_idx()
+        empty = [Uint32(EMPTY)] * 4
+        cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_wait()
+        if part < 4:
+            place = Int64(row * HIDDEN_CHUNKS + part * COPY_THREADS + tid) * 16
+            if const_expr(c.prefix):
+                before = ptx.load_l2(prefix + place)
+            words = _await4(gathered + place)
+            ptx.store(gathered + place, empty)
+            if const_expr(c.prefix):
+                totals = _add_pairs(_add_pairs([Float32(0.0)] * CHUNK, words), before)
+                words = [ptx.pack_bf16(totals[2 * i], totals[2 * i + 1]) for i in range(4)]
+            ptx.store(out + place, words)
+        else:
+            # The slots were read by the launch before this one, which has ended.
+            first = (row * 2 + part - 4) * COPY_THREADS + tid
+            step = rows * 2 * COPY_THREADS
+            for chunk in cutlass.range(first, c.ranks * rows * LATENT_CHUNKS, step, unroll=1):
+                ptx.store(latent_slots + Int64(chunk) * 16, empty)
+            for chunk in cutlass.range(first, c.ranks * rows * (c.outputs // CHUNK), step, unroll=1):
+                ptx.store(shared_slots + Int64(chunk) * 16, empty)
+
+
+def compile_send(configuration: TailConfiguration) -> Any:
+    """``(latent, shared, latent_slots, shared_slots, rank, rows, stream)``; slots are tables of ranks' addresses."""
+    zero = Int64(0)
+    return cute.compile(TailSend(configuration), zero, zero, zero, zero, Int32(0), Int32(1), CUstream(0))
+
+
+def compile_up(configuration: TailConfiguration) -> Any:
+    """``(latent_slots, shared_slots, norm_weight, up, gathered, rank, rows, eps, stream)``; gathered is a table."""
+    zero = Int64(0)
+    return cute.compile(
+        TailUp(configuration), zero, zero, zero, zero, zero, Int32(0), Int32(1), Float32(1e-5), CUstream(0)
+    )
+
+
+def compile_collect(configuration: TailConfiguration) -> Any:
+    """``(gathered, latent_slots, shared_slots, prefix, out, rows, stream)``, all this rank's own."""
+    zero = Int64(0)
+    return cute.compile(TailCollect(configuration), zero, zero, zero, zero, zero, Int32(1), CUstream(0))

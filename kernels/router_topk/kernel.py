@@ -1,0 +1,233 @@
+"""Exact top-16 of 896 for 1 to 256 rows, one block a row: gather of sharded logits, bias, selection, weights.
+
+What it computes
+    ids [R, 16] int32 and weights [R, 16] fp32 from logits in fp32, which lie as ``num_shards`` shards
+    [R, 896 / num_shards]: one after the other from one address, or at the addresses of a table (a peer's memory can be
+    among them). bias [896] fp32 takes part in the selection only. Order: sigmoid plus bias descending, equal ones by
+    lower id, NaN last; best first.
+
+How data moves
+    224 threads hold four logits each: one 16-byte load. With ``poll`` a shard is pushed by its owner while this kernel
+    may already run: a thread rereads its 16 bytes until no word of them is ``EMPTY`` (all bits set, a NaN that no
+    arithmetic instruction produces), then puts EMPTY back for the next use. So data is its own flag, nothing counts
+    epochs and a replay is like a first run. The bias is loaded before the dependency wait.
+
+Why this shape
+    Latency is all: 3.6 KB a row. A key is 64 bits, score above complemented id, so all keys differ and comparing keys
+    is the whole order. The largest keys of 56 groups of 16 are found by two shuffles; the 16th largest of those bounds
+    the answer from below, because 16 keys at least reach it, and keys that reach it lie in 16 groups, 256 at most and
+    20 as a rule. These few are ranked by counting, spread over all threads. Four block meetings in all, against 16
+    rounds of a repeated maximum or eight of a radix search, and no step whose cost depends on the values except the
+    last count.
+
+Limits
+    896 experts, 16 selected, any number of shards that divides 224 (a thread's four logits lie in one). With ``poll``,
+    between two uses of a buffer each owner must have received something that this rank sent after the first use, as
+    any all-reduce in between ensures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32, Uint64, const_expr, range_constexpr
+from cutlass.cute.arch.nvvm_wrappers import inline_ptx
+
+from k3sim.kernels import ptx
+
+EXPERTS = 896
+TOP_K = 16
+THREADS = EXPERTS // 4
+GROUPS = EXPERTS // 16
+EMPTY = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfiguration:
+    """What changes the machine code. ``table``: shards at the addresses of a table. ``poll``: wait for each word."""
+
+    num_shards: int
+    table: bool = False
+    poll: bool = False
+
+
+def _await4(g_address: Int64) -> tuple[Uint32, ...]:
+    """16 bytes, once each of their words has arrived."""
+    checks = " ".join(f"setp.eq.u32 p, {{$w{i}}}, {EMPTY:#x}; @p bra again;" for i in range(4))
+    return inline_ptx(
+        "{ .reg .pred p; again: ld.volatile.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}]; " + checks + " }",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[g_address],
+    )
+
+
+def _key(choice: Float32, expert: Int32) -> Uint64:
+    """Larger for a larger choice, then for a lower id; NaN is below minus infinity."""
+    bits = ptx.float_as_bits(choice)
+    ordered = inline_ptx(
+        # The sign bit flips; a negative number's other bits flip too. NaN, unequal to itself, becomes 0.
+        "{ .reg .b32 s; .reg .pred p; shr.s32 s, {$r0}, 31; or.b32 s, s, 0x80000000; xor.b32 s, s, {$r0};"
+        " setp.nan.f32 p, {$r1}, {$r1}; selp.b32 {$w0}, 0, s, p; }",
+        write_only_types=[Uint32],
+        read_only_args=[bits, choice],
+    )
+    return (ordered.to(Uint64) << Uint64(32)) | (Uint32(0xFFFFFFFF) - expert.to(Uint32)).to(Uint64)
+
+
+def _zero_if_nan(score: Float32, choice: Float32) -> Float32:
+    return inline_ptx(
+        "{ .reg .pred p; setp.nan.f32 p, {$r1}, {$r1}; selp.f32 {$w0}, 0f00000000, {$r0}, p; }",
+        write_only_types=[Float32],
+        read_only_args=[score, choice],
+    )
+
+
+def _larger(a: Uint64, b: Uint64) -> Uint64:
+    return inline_ptx("max.u64 {$w0}, {$r0}, {$r1};", write_only_types=[Uint64], read_only_args=[a, b])
+
+
+def _exchange(key: Uint64, offset: int) -> Uint64:
+    high = cute.arch.shuffle_sync_bfly((key >> Uint64(32)).to(Uint32), offset=offset)
+    low = cute.arch.shuffle_sync_bfly(key.to(Uint32), offset=offset)
+    return (high.to(Uint64) << Uint64(32)) | low.to(Uint64)
+
+
+def _load_key(s_address: Int32) -> Uint64:
+    return inline_ptx("ld.shared.b64 {$w0}, [{$r0}];", write_only_types=[Uint64], read_only_args=[s_address])
+
+
+def _store_key(s_address: Int32, key: Uint64) -> None:
+    inline_ptx("st.shared.b64 [{$r0}], {$r1};", read_only_args=[s_address, key])
+
+
+def _one_if(condition: Boolean) -> Int32:
+    return condition.to(Int32)
+
+
+class RouterTopk:
+    """The kernel for one configuration; tensors arrive as addresses, so that a call converts nothing."""
+
+    def __init__(self, configuration: RouterConfiguration) -> None:
+        self.config = configuration
+
+    @cute.jit
+    def __call__(self, logits: Int64, bias: Int64, ids: Int64, weights: Int64, rows: Int32, stream: CUstream) -> None:
+        self.device(logits, bias, ids, weights, rows).launch(
+            grid=(rows, 1, 1),
+            block=(THREADS, 1, 1),
+            smem=EXPERTS * 16 + GROUPS * 8 + TOP_K * 8 + 32,
+            stream=stream,
+            use_pdl=True,
+        )
+
+    @cute.kernel
+    def device(self, logits: Int64, bias: Int64, ids: Int64, weights: Int64, rows: Int32) -> None:
+        tid, _, _ = cute.arch.thread_idx()
+        row, _, _ = cute.arch.block_idx()
+        lane = tid & 31
+        s_candidates = cute.arch.get_dyn_smem(Uint8, alignment=16).toint().to(Int32)  # (key, score), 16 bytes each
+        s_groups = s_candidates + EXPERTS * 16
+        s_chosen = s_groups + GROUPS * 8  # (id, score)
+        s_bound = s_chosen + TOP_K * 8
+        s_count = s_bound + 8
+
+        bias_words = ptx.load_cached(bias + Int64(tid * 16))
+        if tid == 0:
+            ptx.shared_store_int(s_count, Int32(0))
+        cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_wait()
+
+        words = self._load_logits(logits, row, rows, tid)
+        scores = []
+        keys = []
+        for i in range_constexpr(4):
+            score = Float32(1.0) / (Float32(1.0) + cute.math.exp(-ptx.bits_as_float(words[i])))
+            choice = score + ptx.bits_as_float(bias_words[i])
+            keys.append(_key(choice, tid * 4 + i))
+            scores.append(_zero_if_nan(score, choice))
+
+        # Largest key of each group of 16: four here, four lanes.
+        largest = _larger(_larger(keys[0], keys[1]), _larger(keys[2], keys[3]))
+        largest = _larger(largest, _exchange(largest, 1))
+        largest = _larger(largest, _exchange(largest, 2))
+        if (lane & 3) == 0:
+            _store_key(s_groups + (tid >> 2) * 8, largest)
+        cute.arch.sync_threads()
+
+        # Rank of each group's key among the 56, counted by the group's four threads; number 15 is the bound.
+        above = Int32(0)
+        for i in range_constexpr(GROUPS // 4):
+            above = above + _one_if(_load_key(s_groups + ((lane & 3) * (GROUPS // 4) + i) * 8) > largest)
+        above = above + cute.arch.shuffle_sync_bfly(above, offset=1)
+        above = above + cute.arch.shuffle_sync_bfly(above, offset=2)
+        if ((lane & 3) == 0) & (above == TOP_K - 1):
+            _store_key(s_bound, largest)
+        cute.arch.sync_threads()
+
+        bound = _load_key(s_bound)
+        for i in range_constexpr(4):
+            if keys[i] >= bound:
+                place = inline_ptx(
+                    "atom.shared.add.u32 {$w0}, [{$r0}], 1;", write_only_types=[Int32], read_only_args=[s_count]
+                )
+                _store_key(s_candidates + place * 16, keys[i])
+                ptx.shared_store_float(s_candidates + place * 16 + 8, scores[i])
+        cute.arch.sync_threads()
+
+        # Rank of each candidate among the candidates, by four threads each; the order of arrival does not matter.
+        count = ptx.shared_load_int(s_count)
+        for turn in cutlass.range((count + GROUPS - 1) // GROUPS, unroll=1):
+            place = turn * GROUPS + (tid >> 2)
+            key = _load_key(s_candidates + cutlass.min(place, count - 1) * 16)
+            rank = Int32(0)
+            for other in cutlass.range(lane & 3, count, 4, unroll=1):
+                rank = rank + _one_if(_load_key(s_candidates + other * 16) > key)
+            cute.arch.sync_warp()
+            rank = rank + cute.arch.shuffle_sync_bfly(rank, offset=1)
+            rank = rank + cute.arch.shuffle_sync_bfly(rank, offset=2)
+            if ((lane & 3) == 0) & (rank < TOP_K) & (place < count):
+                ptx.shared_store_int(s_chosen + rank * 8, (Uint32(0xFFFFFFFF) - key.to(Uint32)).to(Int32))
+                ptx.shared_store_float(s_chosen + rank * 8 + 4, ptx.shared_load_float(s_candidates + place * 16 + 8))
+        cute.arch.sync_threads()
+
+        if tid < 32:
+            slot = lane & (TOP_K - 1)
+            expert = ptx.shared_load_int(s_chosen + slot * 8)
+            score = ptx.shared_load_float(s_chosen + slot * 8 + 4)
+            total = score
+            for i in range_constexpr(4):
+                total = total + cute.arch.shuffle_sync_bfly(total, offset=1 << i)
+            if lane < TOP_K:
+                place = Int64(row * TOP_K + lane) * 4
+                ptx.store_int(ids + place, expert)
+                ptx.store_float(weights + place, score / (total + Float32(1e-20)))
+
+    @cute.jit
+    def _load_logits(self, logits: Int64, row: Int32, rows: Int32, tid: Int32) -> Any:
+        c = self.config
+        per_shard = EXPERTS // c.num_shards
+        shard = tid * 4 // per_shard
+        in_shard = tid * 4 % per_shard
+        if const_expr(c.table):
+            base = ptx.load_long(logits + Int64(shard * 8))
+        else:
+            base = logits + Int64(shard) * Int64(rows * (per_shard * 4))
+        g_mine = base + Int64(row * per_shard + in_shard) * 4
+        if const_expr(c.poll):
+            words = _await4(g_mine)
+            ptx.store(g_mine, [Uint32(EMPTY)] * 4)
+        else:
+            words = ptx.load_l2(g_mine)
+        return words
+
+
+def compile_router(configuration: RouterConfiguration) -> Any:
+    """The kernel as a callable ``(logits, bias, ids, weights, rows, stream)`` of addresses, a number and a CUstream;
+    ``logits`` is the address of the first shard or of the table. Needs no GPU.
+    """
+    zero = Int64(0)
+    return cute.compile(RouterTopk(configuration), zero, zero, zero, zero, Int32(1), CUstream(0))
