@@ -181,45 +181,65 @@ class GemvConfiguration:
 
 
 # A block and its successor, which fills its ring meanwhile, share an SM's 228 KB; 1 KB a block is the system's.
-RING_BYTES = 104 * 1024
+SHARED_RING_BYTES = 104 * 1024
+# Where a block streams several rings, a deep ring for itself is worth more than an early successor (h200.json).
+WHOLE_RING_BYTES = 200 * 1024
+WHOLE_FROM_BYTES = 300 * 1024
 
 
 def rule_tiling(*, num_outputs: int, depth: int, rows: int, paired: bool = False, num_sms: int = 132) -> Tiling:
     """A tiling from shape alone, for what no table lists. One or two rows use FMAs, more use tensor cores."""
-    num_chunks = depth // CHUNK
     if (rows <= 2 or depth % (4 * CHUNK)) and rows <= MAX_FMA_ROWS:
-        # The fewest accesses a thread that leave a group at most 512 threads; exact divisions before remainders.
-        spans = [-(-num_chunks // (WARP * c)) * WARP for c in range(1, 9)]
-        spans = [span for span in spans if span <= 512] or spans[-1:]
-        threads_k = next((span for span in spans if num_chunks % span == 0), spans[0])
-        accesses = -(-num_chunks // threads_k)
-        columns = num_outputs // 2 if paired else num_outputs
-        per_tile = -(-columns // num_sms) * (2 if paired else 1)
-        groups = max(1, min(384 // threads_k, per_tile))
-        rows_per_stage = max(1, min(4 // accesses, 4 // rows, -(-per_tile // groups)))
-        stages = RING_BYTES // (rows_per_stage * accesses * 16 * threads_k * groups)
-        return Tiling(
-            method="fma",
-            num_tiles=min(num_sms, columns),
-            threads_k=threads_k,
-            groups=groups,
-            rows_per_stage=rows_per_stage,
-            stages=max(1, min(stages, -(-per_tile // (groups * rows_per_stage)))),
-        )
+        return _fma_tiling(num_outputs, depth, rows, paired, num_sms)
+    return _mma_tiling(num_outputs, depth, rows, num_sms)
+
+
+def _fma_tiling(num_outputs: int, depth: int, rows: int, paired: bool, num_sms: int) -> Tiling:
+    num_chunks = depth // CHUNK
+    # The fewest accesses a thread that leave a group at most 512 threads; exact divisions before remainders.
+    spans = [-(-num_chunks // (WARP * c)) * WARP for c in range(1, 9)]
+    spans = [span for span in spans if span <= 512] or spans[-1:]
+    threads_k = next((span for span in spans if num_chunks % span == 0), spans[0])
+    accesses = -(-num_chunks // threads_k)
+    columns = num_outputs // 2 if paired else num_outputs
+    per_tile = -(-columns // num_sms) * (2 if paired else 1)
+    groups = max(1, min(384 // threads_k, per_tile))
+    rows_per_stage = max(1, min(4 // accesses, 4 // rows, -(-per_tile // groups)))
+    ring_bytes = WHOLE_RING_BYTES if per_tile * depth * 2 >= WHOLE_FROM_BYTES else SHARED_RING_BYTES
+    stages = ring_bytes // (rows_per_stage * accesses * 16 * threads_k * groups)
+    return Tiling(
+        method="fma",
+        num_tiles=min(num_sms, columns),
+        threads_k=threads_k,
+        groups=groups,
+        rows_per_stage=rows_per_stage,
+        stages=max(1, min(stages, -(-per_tile // (groups * rows_per_stage)))),
+    )
+
+
+def _mma_tiling(num_outputs: int, depth: int, rows: int, num_sms: int) -> Tiling:
     num_16s = -(-num_outputs // 16)
     row_tiles = min(4, -(-num_16s // num_sms))
     num_tiles = -(-num_16s // row_tiles)
     steps = depth // (4 * CHUNK)
     split = 1
-    while split < 8 and num_tiles * split * 2 <= num_sms * 5 // 4 and steps % (split * 8) == 0:
+    # Split while a block has more than its ring holds and two blocks an SM still hold them all.
+    while (
+        split < 8
+        and row_tiles == 1
+        and 16 * depth * 2 > 64 * 1024 * split
+        and num_tiles * split * 2 <= num_sms * 7 // 4
+        and steps % (split * 8) == 0
+    ):
         split *= 2
     warps = next(w for w in (8, 7, 6, 12, 11, 4, 3, 2, 1) if steps // split % w == 0)
     stage_bytes = (2 * row_tiles + -(-rows // 8)) * 16 * warps * WARP
+    ring_bytes = WHOLE_RING_BYTES if row_tiles > 1 else SHARED_RING_BYTES
     return Tiling(
         method="mma",
         num_tiles=num_tiles,
         split=split,
         threads_k=warps * WARP,
         rows_per_stage=16 * row_tiles,
-        stages=max(1, min(RING_BYTES // stage_bytes, steps // split // warps)),
+        stages=max(1, min(ring_bytes // stage_bytes, steps // split // warps)),
     )

@@ -56,6 +56,15 @@ def _copy_async(s_address: Int32, g_address: Int64, wanted: Boolean | bool) -> N
     )
 
 
+def _both(one: Boolean | bool, other: Boolean | bool) -> Boolean | bool:
+    """Conjunction that stays a Python value where it can, because PTX takes no constant for a predicate."""
+    if isinstance(one, bool):
+        return other if one else False
+    if isinstance(other, bool):
+        return one if other else False
+    return one & other
+
+
 def _load_shared(s_address: Int32) -> tuple[Uint32, ...]:
     return inline_ptx(
         "ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
@@ -224,7 +233,13 @@ class SkinnyGemv:
         return stage + config.tiling.stages if config.num_stages > config.tiling.stages else None
 
     def _request_steps(
-        self, g_rows: list[Int64], start: Int32, stage: Int32 | int, s_stage: Int32, offset: int
+        self,
+        g_rows: list[Int64],
+        rows_exist: list[Boolean | bool],
+        start: Int32,
+        stage: Int32 | int,
+        s_stage: Int32,
+        offset: int,
     ) -> None:
         """Ask for this thread's chunks of some rows (of weights or of x) for one ``mma`` stage.
 
@@ -238,10 +253,10 @@ class SkinnyGemv:
         turned = start + stage
         turned = Int32(select_(turned >= config.num_stages, turned - config.num_stages, turned))
         g_stage = (turned * (config.num_parts * steps * 4 * CHUNK * 2)).to(Int64)
-        for number, g_row in enumerate(g_rows):
+        for number, (g_row, exists) in enumerate(zip(g_rows, rows_exist, strict=True)):
             for step in range(steps):
                 slot = offset + (number * steps + step) * config.threads * 16
-                _copy_async(s_stage + slot, g_row + g_stage + step * 4 * CHUNK * 2, wanted)
+                _copy_async(s_stage + slot, g_row + g_stage + step * 4 * CHUNK * 2, _both(wanted, exists))
 
     def _total(self, index: Int32, s_from: Int32, count: int) -> Float32:
         # In the order of the parts, whatever arrived first: the same bits every time.
@@ -387,20 +402,21 @@ class SkinnyGemv:
             self._weight_row(w, first, cutlass.min(row_in_tile + 8 * half, num_local - 1)) + k_bytes
             for half in range(2 * row_tiles)
         ]
-        g_x_rows = [
-            x + cutlass.min(row_in_tile + 8 * n, config.rows - 1).to(Int64) * (config.depth * 2) + k_bytes
-            for n in range(column_tiles)
-        ]
+        # A lane whose row of x does not exist asks for nothing and multiplies what its slot happens to hold: only
+        # its own column of the product, which is never stored, can see that.
+        g_x_rows = [x + (row_in_tile + 8 * n).to(Int64) * (config.depth * 2) + k_bytes for n in range(column_tiles)]
+        rows_exist = [config.rows >= 8 * (n + 1) or row_in_tile + 8 * n < config.rows for n in range(column_tiles)]
+        all_exist = [True] * (2 * row_tiles)
 
         s_thread = s_ring + tid * 16
         for stage in range_constexpr(stages):
-            self._request_steps(g_rows, start, stage, s_thread + stage * stage_bytes, 0)
+            self._request_steps(g_rows, all_exist, start, stage, s_thread + stage * stage_bytes, 0)
         cute.arch.cp_async_commit_group()
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
         self._load_operand(operand, first, num_columns, tid, r_operand)
         for stage in range_constexpr(stages):
-            self._request_steps(g_x_rows, start, stage, s_thread + stage * stage_bytes, s_x_offset)
+            self._request_steps(g_x_rows, rows_exist, start, stage, s_thread + stage * stage_bytes, s_x_offset)
             cute.arch.cp_async_commit_group()
 
         r_sums = cute.make_rmem_tensor(row_tiles * column_tiles * 4, Float32)
@@ -409,8 +425,8 @@ class SkinnyGemv:
         for stage in cutlass.range(config.num_stages, unroll=1):
             cute.arch.cp_async_wait_group(stages - 1)
             self._accumulate(s_slot, s_x_offset, r_sums)
-            self._request_steps(g_rows, start, stage + stages, s_slot, 0)
-            self._request_steps(g_x_rows, start, stage + stages, s_slot, s_x_offset)
+            self._request_steps(g_rows, all_exist, start, stage + stages, s_slot, 0)
+            self._request_steps(g_x_rows, rows_exist, start, stage + stages, s_slot, s_x_offset)
             cute.arch.cp_async_commit_group()
             s_slot = s_slot + stage_bytes
             if s_slot == s_thread + stages * stage_bytes:
