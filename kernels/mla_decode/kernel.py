@@ -172,6 +172,7 @@ def _request(
     tile: Int32,
     num_tokens: Int32,
     block: Int32,
+    warp: Int32,
     lane: Int32,
     sBase: Int32,
     sBarriers: Int32,
@@ -179,22 +180,22 @@ def _request(
     page_bytes: Int64,
     configuration: cutlass.Constexpr,
 ) -> None:
-    """One warp: start the copies of one of this block's tiles, two rows a lane."""
+    """Every warp: start the copies of eight rows of one of this block's tiles, a row a lane.
+
+    The copy instruction takes uniform operands, so a warp issues its lanes' copies one by one: 64 by one warp would
+    hold up the whole block.
+    """
     splits = configuration.clusters * CLUSTER
     row_bytes, row_stride = configuration.row_bytes, configuration.row_stride
     stage = tile % configuration.stages
     valid = cutlass.min(num_tokens - (block + tile * splits) * TILE_TOKENS, Int32(TILE_TOKENS))
     gPage = mCache + Int64(cute.arch.shuffle_sync(rPage[0], tile % 32)) * page_bytes
     sStage = sBase + stage * configuration.stage_bytes
-    if lane == 0:
+    if (warp == 0) & (lane == 0):
         ptx.barrier_expect(sBarriers + 8 * stage, valid * row_bytes)
-    cute.arch.sync_warp()
-    for half in range_constexpr(2):
-        token = lane + 32 * half
-        if token < valid:
-            ptx.bulk_copy(
-                sStage + token * row_stride, gPage + token * row_bytes, Int32(row_bytes), sBarriers + 8 * stage
-            )
+    token = warp * (TILE_TOKENS // WARPS) + lane
+    if (lane < TILE_TOKENS // WARPS) & (token < valid):
+        ptx.bulk_copy(sStage + token * row_stride, gPage + token * row_bytes, Int32(row_bytes), sBarriers + 8 * stage)
 
 
 @cute.kernel
@@ -204,6 +205,7 @@ def _mla_decode(
     page_bytes: Int64,
     mPages: Int64,
     pages_stride: Int32,
+    pages_width: Int32,
     mTokens: Int64,
     mOut: Int64,
     mLogSum: Int64,
@@ -238,31 +240,28 @@ def _mla_decode(
         cute.arch.griddepcontrol_wait()
 
     num_tokens = ptx.load_int(mTokens + Int64(row) * 4)
-    num_tiles = (num_tokens + TILE_TOKENS - 1) // TILE_TOKENS
-    my_tiles = (num_tiles - block + splits - 1) // splits
     mMyPages = mPages + (Int64(row) * pages_stride + block) * 4
-    rPage = cute.make_rmem_tensor((1,), Int32)  # of warp 0: lane l knows the page of tile 32 i + l
+    rPage = cute.make_rmem_tensor((1,), Int32)  # lane l knows the page of tile 32 i + l
     rPage[0] = Int32(0)
-    if lane < my_tiles:
+    if block + lane * splits < pages_width:  # not only pages in use: the length is still on its way
         rPage[0] = ptx.load_int(mMyPages + Int64(lane * splits) * 4)
 
-    copies = (num_tokens, block, lane, sBase, sBarriers, mCache, page_bytes)
+    num_tiles = (num_tokens + TILE_TOKENS - 1) // TILE_TOKENS
+    my_tiles = (num_tiles - block + splits - 1) // splits
+    copies = (num_tokens, block, warp, lane, sBase, sBarriers, mCache, page_bytes)
     newest = (num_tiles - 1 - block) // splits  # this block's tile number of the newest page, if it is its own
     owns_newest = (num_tiles - 1 - block) % splits == 0
-    if warp == 0:
-        for tile in range_constexpr(stages):
-            first = tile < my_tiles
-            if const_expr(configuration.settled_cache):
-                if owns_newest:
-                    first = first and tile != newest
-            if first:
-                _request(rPage, Int32(tile), *copies, configuration)
+    for tile in range_constexpr(stages):
+        first = tile < my_tiles
+        if const_expr(configuration.settled_cache):
+            first = first & ((not owns_newest) | (tile != newest))
+        if first:
+            _request(rPage, Int32(tile), *copies, configuration)
     if const_expr(configuration.settled_cache):
         cute.arch.griddepcontrol_wait()
-        if warp == 0:
-            if owns_newest and newest >= 0 and newest < stages:
-                ptx.inline_ptx("fence.proxy.async.global;")
-                _request(rPage, newest, *copies, configuration)
+        if owns_newest & (newest >= 0) & (newest < stages):
+            ptx.inline_ptx("fence.proxy.async.global;")
+            _request(rPage, newest, *copies, configuration)
 
     # Operand A of the scores: this thread's dimensions of heads ``group`` and ``group + 8``.
     rQuery = cute.make_rmem_tensor((K_STEPS * 4,), Uint32)
@@ -348,13 +347,12 @@ def _mla_decode(
         cute.arch.sync_threads()
 
         # Every warp is past the previous tile's values: its slot can be filled again.
-        if warp == 0:
-            following = tile - 1 + stages
-            if tile > 0 and following < my_tiles:
-                if following % 32 == 0:
-                    if following + lane < my_tiles:
-                        rPage[0] = ptx.load_int(mMyPages + Int64((following + lane) * splits) * 4)
-                _request(rPage, following, *copies, configuration)
+        following = tile - 1 + stages
+        if (tile > 0) & (following < my_tiles):
+            if following % 32 == 0:
+                if following + lane < my_tiles:
+                    rPage[0] = ptx.load_int(mMyPages + Int64((following + lane) * splits) * 4)
+            _request(rPage, following, *copies, configuration)
 
         decay = []
         for half in range_constexpr(2):
@@ -449,10 +447,7 @@ def _mla_decode(
                 ptx.store_float(mStats + cluster * (HEAD_TILE * 8) + 4, rMerged[5])
         cute.arch.sync_threads()
         if tid == 0:
-            ptx.fence_gpu()
-            before = ptx.count_wrapping(mCounters + slot * 4, Int32(clusters - 1))
-            ptx.fence_gpu()
-            ptx.shared_store_int(sBase + shared.flag, before)
+            ptx.shared_store_int(sBase + shared.flag, ptx.count_wrapping(mCounters + slot * 4, Int32(clusters - 1)))
         cute.arch.sync_threads()
         if (ptx.shared_load_int(sBase + shared.flag) == clusters - 1) & active:
             stats = [
@@ -497,7 +492,7 @@ def _finish(rMerged: cute.Tensor, mOutRow: Int64, mLogSumRow: Int64, writes_log_
 
 
 def compile_mla_decode(configuration: MlaDecodeConfiguration) -> Any:
-    """Function of (query, cache, page_bytes, pages, pages_stride, tokens, out, log_sum, workspace, counters, rows, stream)."""
+    """Function of (query, cache, page_bytes, pages, pages_stride, pages_width, tokens, out, log_sum, workspace, counters, rows, stream)."""
 
     @cute.jit
     def launch(
@@ -506,6 +501,7 @@ def compile_mla_decode(configuration: MlaDecodeConfiguration) -> Any:
         page_bytes: Int64,
         mPages: Int64,
         pages_stride: Int32,
+        pages_width: Int32,
         mTokens: Int64,
         mOut: Int64,
         mLogSum: Int64,
@@ -515,7 +511,7 @@ def compile_mla_decode(configuration: MlaDecodeConfiguration) -> Any:
         stream: CUstream,
     ) -> None:
         _mla_decode(
-            mQuery, mCache, page_bytes, mPages, pages_stride, mTokens, mOut, mLogSum, mWorkspace, mCounters,
+            mQuery, mCache, page_bytes, mPages, pages_stride, pages_width, mTokens, mOut, mLogSum, mWorkspace, mCounters,
             configuration,
         ).launch(
             grid=[configuration.clusters * CLUSTER, configuration.head_tiles, num_rows],
@@ -527,6 +523,60 @@ def compile_mla_decode(configuration: MlaDecodeConfiguration) -> Any:
 
     zero = Int64(0)
     return cute.compile(
-        launch, zero, zero, zero, zero, Int32(0), zero, zero, zero, zero, zero, Int32(1),
+        launch, zero, zero, zero, zero, Int32(0), Int32(0), zero, zero, zero, zero, zero, Int32(1),
         cute.runtime.make_fake_stream(),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LseMergeConfiguration:
+    ranks: int
+
+
+@cute.kernel
+def _lse_merge(
+    mOutputs: Int64, mLogSums: Int64, mOut: Int64, mLogSum: Int64, configuration: cutlass.Constexpr
+) -> None:
+    """A block of two warps a (row, head), 8 dimensions a lane."""
+    ranks = configuration.ranks
+    tid, _, _ = cute.arch.thread_idx()
+    pair, _, _ = cute.arch.block_idx()
+    num_pairs, _, _ = cute.arch.grid_dim()
+    cute.arch.griddepcontrol_launch_dependents()
+    cute.arch.griddepcontrol_wait()
+    log_sums = [ptx.load_float(mLogSums + (Int64(rank) * num_pairs + pair) * 4) for rank in range(ranks)]
+    at = Int64(pair) * (LATENT * 2) + tid * 16
+    words = [ptx.load_cached(mOutputs + Int64(rank) * num_pairs * (LATENT * 2) + at) for rank in range(ranks)]
+    largest = log_sums[0]
+    for one in log_sums[1:]:
+        largest = ptx.maximum(largest, one)
+    total = Float32(0.0)
+    sums = [Float32(0.0)] * 8
+    for rank in range_constexpr(ranks):
+        weight = ptx.exp2((log_sums[rank] - _finite(largest)) * Float32(1.0 / LN2))
+        total = total + weight
+        counts = weight > 0.0
+        for i in range_constexpr(4):
+            low, high = ptx.low_bf16(words[rank][i]), ptx.high_bf16(words[rank][i])
+            # Selected, not multiplied: the output of a rank without tokens may be anything.
+            sums[2 * i] = sums[2 * i] + (weight * low if counts else Float32(0.0))
+            sums[2 * i + 1] = sums[2 * i + 1] + (weight * high if counts else Float32(0.0))
+    inverse = Float32(1.0) / ptx.maximum(total, Float32(1e-30))
+    ptx.store(mOut + at, [ptx.pack_bf16(sums[2 * i] * inverse, sums[2 * i + 1] * inverse) for i in range(4)])
+    if (tid == 0) & (mLogSum != 0):
+        ptx.store_float(mLogSum + Int64(pair) * 4, largest + ptx.log2(total) * Float32(LN2))
+
+
+def compile_lse_merge(configuration: LseMergeConfiguration) -> Any:
+    """Function of (outputs, log_sums, out, log_sum or 0, rows x heads, stream)."""
+
+    @cute.jit
+    def launch(
+        mOutputs: Int64, mLogSums: Int64, mOut: Int64, mLogSum: Int64, num_pairs: Int32, stream: CUstream
+    ) -> None:
+        _lse_merge(mOutputs, mLogSums, mOut, mLogSum, configuration).launch(
+            grid=[num_pairs, 1, 1], block=[LATENT // 8, 1, 1], stream=stream, use_pdl=True
+        )
+
+    zero = Int64(0)
+    return cute.compile(launch, zero, zero, zero, zero, Int32(1), cute.runtime.make_fake_stream())

@@ -78,12 +78,15 @@ class ProduceConfiguration:
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumeConfiguration:
+    """``release_next``: the launch after this one may start while this one waits for peers."""
+
     rows: int
     hidden: int
     ranks: int
     max_rows: int
     residual: bool
     snapshots: bool
+    release_next: bool
 
     @property
     def threads(self) -> int:
@@ -207,7 +210,8 @@ def _consume(
     sWarps = Int32(allocator.allocate(warps * 16, 16).toint())  # [warp, sum] fp32
     sBlocks = Int32(allocator.allocate(CLUSTER * 16, 16).toint())  # [block of the cluster, sum] fp32
     ptx.cluster_arrive()  # answered before the first store to another block
-    cute.arch.griddepcontrol_launch_dependents()
+    if const_expr(configuration.release_next):
+        cute.arch.griddepcontrol_launch_dependents()
 
     # Lanes beyond the share repeat its last chunk, so that whole warps poll; they add nothing and store nothing.
     active = tid < share
