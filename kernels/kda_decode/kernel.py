@@ -20,8 +20,8 @@ else written.
 
 Two forms share the phases below.
 
-* ``split_head``: a cluster of 4 or 8 blocks owns a head of a row; each block holds 32 or 16 value columns of the state
-  in registers. Columns are independent but for the RMSNorm: every block sends its sum of squares to the others with
+* ``split_head``: a cluster of 2, 4 or 8 blocks owns a head of a row; each block holds 64, 32 or 16 value columns of the
+  state in registers. Columns are independent but for the RMSNorm: every block sends its sum of squares to the others with
   ``st.async``, counted by a barrier in the receiver's shared memory, one hop instead of a store and a cluster barrier.
   Each block projects the whole decay gate itself, on tensor cores with f_a as the only distinct column of B: 16
   instructions a warp cost less than the exchange that a split of the 128 outputs would need.
@@ -53,24 +53,22 @@ NORM_EPSILON = 1e-5
 DECAY_BOUND = -5.0
 VECTOR_BYTES = 16
 MMA_ROWS = 16
-STREAM_THREADS = 256
 LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, kw_only=True)
 class KdaConfiguration:
-    """One compiled form. ``cluster``: blocks a head (4 or 8), or 0 for the streaming form with ``stages`` states."""
+    """One compiled form. ``cluster``: blocks a head (2, 4 or 8), or 0 for the streaming form with ``stages`` states.
+
+    ``threads``: that compute, 128 or 256; 256 in the streaming form.
+    """
 
     heads: int
     bf16_state: bool
     cluster: int
+    threads: int
     stages: int = 0
     pdl: bool = False
-
-    @property
-    def threads(self) -> int:
-        """Computing threads a block."""
-        return STREAM_THREADS if self.cluster == 0 else 128
 
     @property
     def columns(self) -> int:
@@ -101,6 +99,11 @@ class KdaConfiguration:
     def gate_tiles(self) -> int:
         """Tiles of 16 decay channels that a warp projects."""
         return HEAD_DIM // MMA_ROWS // self.warps
+
+    @property
+    def sending_warps(self) -> int:
+        """Warps of a block whose lanes between them hold every column once."""
+        return max(1, self.columns // 32)
 
     @property
     def state_type(self) -> Any:
@@ -208,6 +211,11 @@ def project_gate(conf: KdaConfiguration, weight: list[Any], f_a: list[Any], lane
 
 def load_past(pointer: Any, channels: int, channel: Any) -> list[Any]:
     return [scalar(pointer, sample * channels + channel) for sample in range(3)]
+
+
+def store_past(pointer: Any, channels: int, channel: Any, past: list[Any], now: Any) -> None:
+    for sample, value in enumerate((past[1], past[2], now)):
+        put(pointer, sample * channels + channel, value)
 
 
 def convolve(weight: Any, past: list[Any], now: Any) -> Any:
@@ -340,7 +348,7 @@ def split_head_kernel(
     m_out: cute.Tensor,
     conf: cutlass.Constexpr,
 ):
-    """Grid (cluster, heads, rows), 128 threads."""
+    """Grid (cluster, heads, rows)."""
     thread, _, _ = cute.arch.thread_idx()
     rank, head, row = cute.arch.block_idx()
     warp, lane = thread // 32, thread % 32
@@ -352,12 +360,12 @@ def split_head_kernel(
     s_alpha = cute.arch.alloc_smem(Float32, HEAD_DIM, 16)
     s_v = cute.arch.alloc_smem(Float32, columns, 16)
     s_partial = cute.arch.alloc_smem(Float32, conf.warps * partial_stride(conf), 16)
-    s_squares = cute.arch.alloc_smem(Float32, conf.cluster, 16)
+    s_squares = cute.arch.alloc_smem(Float32, conf.cluster * conf.sending_warps, 16)
     s_arrived = cute.arch.alloc_smem(Int64, 1, 8)
     if thread == 0:
         cute.arch.mbarrier_init(s_arrived, 1)
         cute.arch.mbarrier_init_fence()
-        cute.arch.mbarrier_arrive_and_expect_tx(s_arrived, 4 * conf.cluster)
+        cute.arch.mbarrier_arrive_and_expect_tx(s_arrived, 4 * conf.cluster * conf.sending_warps)
     cute.arch.cluster_arrive_relaxed()  # the fence above published the barrier; nothing else is shared yet
     cute.arch.griddepcontrol_launch_dependents()
 
@@ -366,20 +374,19 @@ def split_head_kernel(
     live = slot > 0
     slot = choose(live, slot, Int32(0))
     column = thread % columns
-    channel_k = width + head * HEAD_DIM + thread
-    channel_q = head * HEAD_DIM + thread
+    # A thread convolves one or two of the 256 channels of q and k, and one of its block's channels of v.
+    numbers = [thread + first for first in range(0, 2 * HEAD_DIM, conf.threads)]
+    channels_qk = [one // HEAD_DIM * width + head * HEAD_DIM + one % HEAD_DIM for one in numbers]
     channel_v = 2 * width + head * HEAD_DIM + rank * columns + column
     gate_channel = gate_row(conf, warp, lane)
     weight = load_gate_weight(conf, m_gate_weight, head, warp, lane)
-    conv_q = load_vector(m_conv_weight.iterator, 4 * channel_q, 4)
-    conv_k = load_vector(m_conv_weight.iterator, 4 * channel_k, 4)
+    conv_qk = [load_vector(m_conv_weight.iterator, 4 * channel, 4) for channel in channels_qk]
     conv_v = load_vector(m_conv_weight.iterator, 4 * channel_v, 4)
     dt_bias = m_dt_bias[head * HEAD_DIM + gate_channel]
     rate = cute.arch.exp(m_a_log[head])
     norm_weight = m_norm_weight[rank * columns + column]
     past_pointer = m_conv_state.iterator + Int64(slot) * m_conv_state.stride[0]
-    past_q = load_past(past_pointer, channels, channel_q)
-    past_k = load_past(past_pointer, channels, channel_k)
+    past_qk = [load_past(past_pointer, channels, channel) for channel in channels_qk]
     past_v = load_past(past_pointer, channels, channel_v)
     group, first_column = thread // conf.lanes_per_row, thread % conf.lanes_per_row * conf.vector
     state_offset = Int64(slot) * m_state.stride[0] + (
@@ -394,12 +401,13 @@ def split_head_kernel(
 
     projected = m_projected.iterator + Int64(row) * m_projected.stride[0]
     f_a = [load_words(projected, 4 * width + 32 * part + 8 * (lane % 4)) for part in range(4)]
-    now_q, now_k, now_v = scalar(projected, channel_q), scalar(projected, channel_k), scalar(projected, channel_v)
+    now_qk = [scalar(projected, channel) for channel in channels_qk]
+    now_v = scalar(projected, channel_v)
     beta = sigmoid(scalar(projected, 4 * width + HEAD_DIM + head).to(Float32))
     gate = scalar(projected, 3 * width + head * HEAD_DIM + rank * columns + column)
 
-    put(s_qk, thread, convolve(conv_q, past_q, now_q))
-    put(s_qk, HEAD_DIM + thread, convolve(conv_k, past_k, now_k))
+    for i in cutlass.range_constexpr(len(numbers)):
+        put(s_qk, numbers[i], convolve(conv_qk[i], past_qk[i], now_qk[i]))
     put(s_v, column, convolve(conv_v, past_v, now_v))
     decay = project_gate(conf, weight, f_a, lane)
     alpha_here = cute.arch.exp(DECAY_BOUND * sigmoid(rate * (decay + dt_bias)))
@@ -409,11 +417,13 @@ def split_head_kernel(
     alpha, k = sum_over_k(conf, state, s_qk, s_alpha, s_partial, warp, lane, group)
     cute.arch.sync_threads()
 
-    # The output first: its sum of squares has to travel. Every warp holds all columns; the first one sends.
+    # The output first: its sum of squares has to travel. Each column is held several times; the first warps send.
     read, k_factor = read_out(conf, s_partial, s_v, beta, column)
     squares = warp_sum(read * read, [offset for offset in (16, 8, 4, 2, 1) if offset < columns])
-    if thread < conf.cluster:
-        cute.arch.store_async_dsmem(s_squares + rank, squares.bitcast(Int32), s_arrived, thread)
+    if warp < conf.sending_warps:
+        if lane < conf.cluster:
+            target = s_squares + (rank * conf.sending_warps + warp)
+            cute.arch.store_async_dsmem(target, squares.bitcast(Int32), s_arrived, lane)
     if live:
         store_new_state(
             conf, m_state, state_offset, state, alpha, k, s_partial, s_v, beta, k_factor, first_column
@@ -421,7 +431,7 @@ def split_head_kernel(
 
     cute.arch.mbarrier_wait(s_arrived, 0)
     total = Float32(0.0)
-    for other in cutlass.range_constexpr(conf.cluster):
+    for other in cutlass.range_constexpr(conf.cluster * conf.sending_warps):
         total = total + scalar(s_squares, other)
     scale = cute.math.rsqrt(total * (1.0 / HEAD_DIM) + NORM_EPSILON, fastmath=True)
     value = read * scale * norm_weight * sigmoid(gate.to(Float32))
@@ -429,12 +439,11 @@ def split_head_kernel(
         m_out[row, head * HEAD_DIM + rank * columns + column] = choose(live, value, Float32(0.0)).to(BFloat16)
     # All blocks of the cluster have read the past samples: their sums of squares depend on them.
     if live:
-        past = cute.make_tensor(past_pointer, cute.make_layout((3, channels), stride=(channels, 1)))
-        if thread // columns == rank:
-            past[0, channel_q], past[1, channel_q], past[2, channel_q] = past_q[1], past_q[2], now_q
-            past[0, channel_k], past[1, channel_k], past[2, channel_k] = past_k[1], past_k[2], now_k
+        if thread % HEAD_DIM // columns == rank:
+            for i in cutlass.range_constexpr(len(numbers)):
+                store_past(past_pointer, channels, channels_qk[i], past_qk[i], now_qk[i])
         if thread < columns:
-            past[0, channel_v], past[1, channel_v], past[2, channel_v] = past_v[1], past_v[2], now_v
+            store_past(past_pointer, channels, channel_v, past_v, now_v)
 
 
 # ---- states streamed through a ring -------------------------------------------------------------------------------
@@ -469,10 +478,9 @@ def stream_kernel(
     end = (block + 1) * num_items // num_blocks
 
     s_ring = cute.arch.get_dyn_smem(conf.state_type, 128)
-    # Two of each: a warp may be one item ahead of another.
-    s_qk = cute.arch.alloc_smem(Float32, 2 * 2 * HEAD_DIM, 16)
-    s_alpha = cute.arch.alloc_smem(Float32, 2 * HEAD_DIM, 16)
-    s_v = cute.arch.alloc_smem(Float32, 2 * HEAD_DIM, 16)
+    s_qk = cute.arch.alloc_smem(Float32, 2 * HEAD_DIM, 16)
+    s_alpha = cute.arch.alloc_smem(Float32, HEAD_DIM, 16)
+    s_v = cute.arch.alloc_smem(Float32, HEAD_DIM, 16)
     s_partial = cute.arch.alloc_smem(Float32, conf.warps * partial_stride(conf), 16)
     s_squares = cute.arch.alloc_smem(Float32, conf.warps, 16)
     s_full = cute.arch.alloc_smem(Int64, conf.stages, 8)
@@ -495,18 +503,15 @@ def stream_kernel(
             slot = choose(slot > 0, slot, Int32(0))
             if turn >= conf.stages:
                 cute.arch.mbarrier_wait(s_empty + stage, (turn // conf.stages - 1) % 2)
-            if lane == 0:
+            if lane == 0:  # a plain bulk copy elects no thread: every lane would issue its own
                 cute.arch.mbarrier_arrive_and_expect_tx(s_full + stage, state_bytes)
-            source = m_state.iterator + (Int64(slot) * m_state.stride[0] + head * state_elements)
-            cute.copy(
-                copy,
-                cute.make_tensor(
-                    cute.make_ptr(conf.state_type, source.toint(), cute.AddressSpace.gmem, assumed_align=16),
-                    cute.make_layout(state_elements),
-                ),
-                cute.make_tensor(s_ring + stage * state_elements, cute.make_layout(state_elements)),
-                mbar_ptr=s_full + stage,
-            )
+                offset = Int64(slot) * m_state.stride[0] + head * state_elements
+                cute.copy(
+                    copy,
+                    vector_at(m_state.iterator, offset, state_elements),
+                    cute.make_tensor(s_ring + stage * state_elements, cute.make_layout(state_elements)),
+                    mbar_ptr=s_full + stage,
+                )
     else:
         column = thread % HEAD_DIM
         gate_channel = gate_row(conf, warp, lane)
@@ -521,7 +526,7 @@ def stream_kernel(
         cute.arch.griddepcontrol_wait()
         for item in range(begin, end):
             turn = item - begin
-            stage, parity = turn % conf.stages, turn % 2
+            stage = turn % conf.stages
             head, row = item // num_rows, item % num_rows
             live = next_slot > 0
             slot = choose(live, next_slot, Int32(0))
@@ -550,39 +555,33 @@ def stream_kernel(
                 weight_head = head
 
             beta = sigmoid(beta_logit.to(Float32))
-            s_qk_now, s_alpha_now, s_v_now = (
-                s_qk + parity * 2 * HEAD_DIM,
-                s_alpha + parity * HEAD_DIM,
-                s_v + parity * HEAD_DIM,
-            )
-            put(s_qk_now, thread, convolve(conv_qk, past_qk, now_qk))
-            put(s_v_now, column, convolve(conv_v, past_v, now_v))
+            put(s_qk, thread, convolve(conv_qk, past_qk, now_qk))
+            put(s_v, column, convolve(conv_v, past_v, now_v))
             decay = project_gate(conf, weight, f_a, lane)
             alpha_here = cute.arch.exp(DECAY_BOUND * sigmoid(rate * (decay + dt_bias)))
-            put(s_alpha_now, gate_channel, alpha_here)
+            put(s_alpha, gate_channel, alpha_here)
             cute.arch.barrier(barrier_id=1, number_of_threads=conf.threads)
 
             if live:
-                past = cute.make_tensor(past_pointer, cute.make_layout((3, channels), stride=(channels, 1)))
-                past[0, channel_qk], past[1, channel_qk], past[2, channel_qk] = past_qk[1], past_qk[2], now_qk
+                store_past(past_pointer, channels, channel_qk, past_qk, now_qk)
                 if thread < HEAD_DIM:  # both halves have read the past of v
-                    past[0, channel_v], past[1, channel_v], past[2, channel_v] = past_v[1], past_v[2], now_v
+                    store_past(past_pointer, channels, channel_v, past_v, now_v)
             cute.arch.mbarrier_wait(s_full + stage, turn // conf.stages % 2)
             here = s_ring + (stage * state_elements + in_state)
             state = [load_vector(here, i * HEAD_DIM, conf.vector) for i in range(conf.rows_per_thread)]
-            alpha, k = sum_over_k(conf, state, s_qk_now, s_alpha_now, s_partial, warp, lane, group)
+            alpha, k = sum_over_k(conf, state, s_qk, s_alpha, s_partial, warp, lane, group)
             cute.arch.sync_warp()
             if lane == 0:
                 cute.arch.mbarrier_arrive(s_empty + stage)
             cute.arch.barrier(barrier_id=1, number_of_threads=conf.threads)
 
-            read, k_factor = read_out(conf, s_partial, s_v_now, beta, column)
+            read, k_factor = read_out(conf, s_partial, s_v, beta, column)
             squares = warp_sum(read * read, (16, 8, 4, 2, 1))
             put(s_squares, warp, squares)
             state_offset = Int64(slot) * m_state.stride[0] + (head * state_elements + in_state)
             if live:
                 store_new_state(
-                    conf, m_state, state_offset, state, alpha, k, s_partial, s_v_now, beta, k_factor, first_column
+                    conf, m_state, state_offset, state, alpha, k, s_partial, s_v, beta, k_factor, first_column
                 )
             cute.arch.barrier(barrier_id=1, number_of_threads=conf.threads)
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 HEAD_DIM = 128
 HEADS = (6, 12, 24, 48, 96)
 MAX_ROWS = 256
-CLUSTERS = (0, 4, 8)
+# Computing threads a block, by the number of blocks a head; 0: states streamed, one block an SM.
+THREADS = {0: 256, 2: 256, 4: 128, 8: 128}
 RING_BYTES = 192 * 1024
 # Heads of all rows up to which a head is split over 8 or 4 blocks; above, states are streamed.
 SPLIT_8_MAX = 24
@@ -29,7 +30,7 @@ def chosen_cluster(rows: int, heads: int) -> int:
 
 
 @cache
-def _kernel(heads: int, bf16_state: bool, cluster: int, pdl: bool) -> Any:
+def _kernel(heads: int, bf16_state: bool, cluster: int, threads: int, pdl: bool) -> Any:
     get_cutlass()
     from k3sim.kernels.kda_decode.kernel import KdaConfiguration, compile_kda
 
@@ -38,6 +39,7 @@ def _kernel(heads: int, bf16_state: bool, cluster: int, pdl: bool) -> Any:
         heads=heads,
         bf16_state=bf16_state,
         cluster=cluster,
+        threads=threads,
         stages=0 if cluster else RING_BYTES // state_bytes,
         pdl=pdl,
     )
@@ -80,8 +82,8 @@ def kda_decode(
     * ``out [rows, heads D]`` bf16, returned.
 
     ``pdl`` lets the kernel start before its predecessor has ended. It then fetches weights, slots and both states
-    early: no kernel that may still run on the stream may write them. ``cluster`` overrides the choice of form: 8 or
-    4 blocks a head, 0 for streamed states.
+    early: no kernel that may still run on the stream may write them. ``cluster`` overrides the choice of form: 8, 4
+    or 2 blocks a head, 0 for streamed states.
 
     Raises UserError (a ValueError) for an argument that does not fit, before any launch.
     """
@@ -119,11 +121,11 @@ def kda_decode(
             raise refuse(f"{name}.stride", tensor.stride(), "at least one slot, contiguous within a slot")
     check_tensor("out", out, dtypes=bf16, shape=(rows, width), like=projected)
     cluster = chosen_cluster(rows, heads) if cluster is None else cluster
-    check_one_of("cluster", cluster, CLUSTERS)
+    check_one_of("cluster", cluster, THREADS)
     check_on_gpu("projected", projected)
 
     num_blocks = min(rows * heads, _num_sms(projected.device.index))
-    _kernel(heads, state.dtype == torch.bfloat16, cluster, pdl)(
+    _kernel(heads, state.dtype == torch.bfloat16, cluster, THREADS[cluster], pdl)(
         projected, gate_weight, conv_weight, dt_bias, a_log, norm_weight, slots, conv_state, state, out, num_blocks
     )
     return out

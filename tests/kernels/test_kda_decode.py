@@ -179,7 +179,7 @@ def check_step(arguments, heads, cluster, family):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("cluster", [None, 0, 4, 8])
+@pytest.mark.parametrize("cluster", [None, 0, 2, 4, 8])
 @pytest.mark.parametrize(("heads", "rows"), [(6, 1), (12, 1), (12, 8), (24, 3), (48, 2), (96, 1), (12, 33), (6, 256)])
 def test_every_form_matches_the_reference(heads, rows, cluster, state_dtype):
     arguments = inputs(rows=rows, heads=heads, num_slots=rows + 3, state_dtype=state_dtype, device="cuda", seed=rows)
@@ -187,7 +187,7 @@ def test_every_form_matches_the_reference(heads, rows, cluster, state_dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("cluster", [0, 4, 8])
+@pytest.mark.parametrize("cluster", [0, 2, 4, 8])
 def test_padding_rows_write_nothing(cluster):
     slots = torch.tensor([3, 0, 1, -1, 0], device="cuda")
     arguments = inputs(rows=5, heads=12, num_slots=5, device="cuda", slots=slots)
@@ -204,7 +204,7 @@ def test_padding_rows_write_nothing(cluster):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("cluster", [0, 4, 8])
+@pytest.mark.parametrize("cluster", [0, 2, 4, 8])
 def test_slots_beyond_2_to_the_31_bytes(cluster):
     """12 heads fp32 are 786,432 B a slot: slot 3000 starts at 2.36 GB, and 32-bit offsets would wrap."""
     num_slots, heads = 3001, 12
