@@ -32,17 +32,22 @@ _WITH_OPERAND = (Epilogue.ADD, Epilogue.SIGMOID_GATE)
 
 
 @functools.cache
-def _measured() -> dict[tuple[int, int, int], Tiling]:
-    entries = json.loads(_TABLE.read_text())["entries"]
-    return {(one["num_outputs"], one["depth"], one["rows"]): Tiling(**one["tiling"]) for one in entries}
+def measured_tilings() -> dict[tuple[int, int], dict[int, Tiling]]:
+    """The table of the H200: by (N, K), then by the most rows that a tiling serves, ascending."""
+    table: dict[tuple[int, int], dict[int, Tiling]] = {}
+    for one in sorted(json.loads(_TABLE.read_text())["entries"], key=lambda one: one["rows"]):
+        table.setdefault((one["num_outputs"], one["depth"]), {})[one["rows"]] = Tiling(**one["tiling"])
+    return table
 
 
 @functools.cache
 def choose_tiling(*, num_outputs: int, depth: int, rows: int, paired: bool, device_index: int) -> Tiling:
     """The measured tiling on an H200, where there is one for the shape; else the rule."""
     properties = torch.cuda.get_device_properties(device_index)
-    if properties.name == "NVIDIA H200" and not paired and (num_outputs, depth, rows) in _measured():
-        return _measured()[num_outputs, depth, rows]
+    if properties.name == "NVIDIA H200" and not paired:
+        for most_rows, tiling in measured_tilings().get((num_outputs, depth), {}).items():
+            if rows <= most_rows:
+                return tiling
     return rule_tiling(
         num_outputs=num_outputs,
         depth=depth,

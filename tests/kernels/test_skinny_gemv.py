@@ -22,7 +22,7 @@ from k3sim.kernels.skinny_gemv.configuration import (  # noqa: E402
     Tiling,
     rule_tiling,
 )
-from k3sim.kernels.skinny_gemv.launch import _measured, skinny_gemv, skinny_gemv_push  # noqa: E402
+from k3sim.kernels.skinny_gemv.launch import measured_tilings, skinny_gemv, skinny_gemv_push  # noqa: E402
 from k3sim.kernels.tolerance import compare  # noqa: E402
 
 # (N, K) of every bf16 weight of a TP8 or TP16 rank that a decode step multiplies by; see model/layout.py.
@@ -102,9 +102,13 @@ def test_the_rule_has_a_valid_tiling_for_every_shape_and_row_count(paired: bool)
                 ).check()
 
 
-def test_the_measured_table_holds_valid_tilings() -> None:
-    for (n, k, rows), tiling in _measured().items():
-        GemvConfiguration(num_outputs=n, depth=k, rows=rows, tiling=tiling).check()
+def test_the_measured_table_serves_every_shape_and_row_count() -> None:
+    assert set(measured_tilings()) == set(SHAPES)
+    for (n, k), tilings in measured_tilings().items():
+        assert list(tilings) == [1, 2, 8, 16]
+        for rows in range(1, MAX_ROWS + 1):
+            tiling = next(one for most, one in tilings.items() if rows <= most)
+            GemvConfiguration(num_outputs=n, depth=k, rows=rows, tiling=tiling).check()
 
 
 def test_a_tiling_that_does_not_divide_is_refused() -> None:
