@@ -1,0 +1,86 @@
+"""Bulk prefetch of a list of regions into L2, to be launched on a stream beside a phase that leaves HBM idle.
+
+What it computes
+    Nothing: mRegions [R, 2] int64 (address, bytes) are requested in order until the budget is spent.
+
+How data moves
+    A thread asks for 16 KiB at a time with cp.async.bulk.prefetch.L2: no register, shared memory or completion is held,
+    so a block issues its share and leaves. Chunks of all regions are dealt to the threads of all blocks in turn, which
+    keeps the order of the list roughly the order of arrival. With ``keep`` the lines get L2's evict-last priority.
+
+Limits
+    Addresses and sizes multiples of 16. At most 40 blocks issue: at 48 and more, requests were dropped silently on a
+    GB200 (reported by k3opt's design notes; not seen or excluded on an H200). What an H200's L2 keeps are the 39 MiB
+    touched last, so a larger budget evicts its own beginning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Int32, Int64, const_expr
+
+from k3sim.kernels import ptx
+
+THREADS = 32
+BLOCKS = 40
+CHUNK_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefetchConfiguration:
+    """``keep``: with evict-last priority."""
+
+    keep: bool
+
+
+@cute.kernel
+def _prefetch(mRegions: Int64, num_regions: Int32, budget_bytes: Int64, configuration: cutlass.Constexpr) -> None:
+    tid, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    requesters = Int64(THREADS * BLOCKS)
+    cute.arch.griddepcontrol_launch_dependents()
+    policy = Int64(0)
+    if const_expr(configuration.keep):
+        policy = ptx.inline_ptx(
+            "createpolicy.fractional.L2::evict_last.b64 {$w0}, 1.0;", write_only_types=[Int64], read_only_args=[]
+        )
+    left = budget_bytes
+    turn = Int64(tid * BLOCKS + block)  # neighbouring chunks go to different blocks
+    for region in cutlass.range(num_regions, unroll=1):
+        gRegion = ptx.load_long(mRegions + Int64(region) * 16)
+        num_bytes = ptx.load_long(mRegions + Int64(region) * 16 + 8)
+        taken = cutlass.min(num_bytes, left) // 16 * 16
+        left = left - num_bytes
+        num_chunks = (taken + (CHUNK_BYTES - 1)) // CHUNK_BYTES
+        if left + num_bytes > 0:
+            while turn < num_chunks:
+                at = turn * CHUNK_BYTES
+                size = Int32(cutlass.min(taken - at, Int64(CHUNK_BYTES)))
+                if const_expr(configuration.keep):
+                    ptx.inline_ptx(
+                        "cp.async.bulk.prefetch.L2.global.L2::cache_hint [{$r0}], {$r1}, {$r2};",
+                        read_only_args=[gRegion + at, size, policy],
+                    )
+                else:
+                    ptx.bulk_prefetch(gRegion + at, size)
+                turn = turn + requesters
+            turn = turn - num_chunks
+    # Launches behind this one on its stream rely on what came before it.
+    cute.arch.griddepcontrol_wait()
+
+
+def compile_prefetch(configuration: PrefetchConfiguration) -> Any:
+    """Function of (regions, num_regions, budget_bytes, stream)."""
+
+    @cute.jit
+    def launch(mRegions: Int64, num_regions: Int32, budget_bytes: Int64, stream: CUstream) -> None:
+        _prefetch(mRegions, num_regions, budget_bytes, configuration).launch(
+            grid=[BLOCKS, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
+        )
+
+    return cute.compile(launch, Int64(0), Int32(0), Int64(0), cute.runtime.make_fake_stream())

@@ -1,0 +1,65 @@
+"""Public call of the bulk L2 prefetch.
+
+    regions = make_regions([w_next, w_after])                 # once; keeps addresses, not the tensors
+    with torch.cuda.stream(side):
+        l2_prefetch(regions, budget_bytes=20 << 20)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
+from k3sim.kernels.compile_cache import compiled, get_cutlass
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_REGIONS = 4096
+
+
+def make_regions(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``[R, 2]`` int64 on the tensors' device: address and bytes of each contiguous tensor, in the order to be fetched."""
+    import torch
+
+    check_one_of("number of tensors", len(tensors), range(1, MAX_REGIONS + 1))
+    for number, tensor in enumerate(tensors):
+        if not tensor.is_contiguous():
+            raise refuse(f"tensors[{number}].stride", tensor.stride(), "a contiguous tensor")
+        if tensor.data_ptr() % 16:
+            raise refuse(f"tensors[{number}].data_ptr", hex(tensor.data_ptr()), "multiples of 16 B")
+    table = [(one.data_ptr(), one.numel() * one.element_size()) for one in tensors]
+    return torch.tensor(table, dtype=torch.int64, device=tensors[0].device)
+
+
+@cache
+def _function(keep: bool) -> Any:
+    get_cutlass()
+    from k3sim.kernels.l2_prefetch.kernel import PrefetchConfiguration, compile_prefetch
+
+    configuration = PrefetchConfiguration(keep=keep)
+    return compiled(configuration, lambda: compile_prefetch(configuration))
+
+
+def l2_prefetch(regions: torch.Tensor, *, budget_bytes: int, keep: bool = False) -> None:
+    """Ask L2 for ``regions [R, 2]`` (address, bytes; multiples of 16) in order, ``budget_bytes`` in all.
+
+    Returns with the requests under way on the current stream; nothing waits for the data. ``keep`` asks for evict-last
+    priority. Raises UserError before any launch; addresses on the device are not checked.
+    """
+    import torch
+    from cuda.bindings.driver import CUstream
+
+    check_tensor("regions", regions, dtypes=(torch.int64,), shape=(None, 2), alignment_bytes=8)
+    check_one_of("regions.shape[0]", regions.shape[0], range(1, MAX_REGIONS + 1))
+    if budget_bytes < 0:
+        raise refuse("budget_bytes", budget_bytes, "0 or more")
+    check_on_gpu("regions", regions)
+    _function(keep)(
+        regions.data_ptr(),
+        regions.shape[0],
+        budget_bytes,
+        CUstream(torch.cuda.current_stream(regions.device).cuda_stream),
+    )
