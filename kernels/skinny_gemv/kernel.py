@@ -26,8 +26,15 @@ How data moves
     into the first one's shared memory.
 
 Why this shape
-    Bulk copies (one thread, mbarrier) need a full/empty handshake a stage; registers as landing place hold 64 KB an SM
-    only at one generation. Numbers, tried configurations and what lost: h200.json beside this file.
+    On an H200 (2026-11-29, cold, in a chain; h200.json has every number): a ring of 200 KB, hence one block an SM, wins
+    where a block streams more than 300 KB (6288 x 7168: 20.0 us against 20.6 with 104 KB and two generations); below
+    that the successor's early ring is worth more (2112 x 7168: 7.3 against 7.9). Two blocks an SM win where all of a
+    block's rows fit its ring (448 x 7168: 2.1 against 2.4) and lose where they refill it (6288 x 7168: 26.8).
+    One row on tensor cores lost everywhere (2112 x 7168: 11.0 against 7.3); from three rows on FMAs lose. In the
+    ``mma`` form half a ring costs a third of the speed (6288 x 7168, 8 rows: 27.2 against 21.0), four or fourteen warps
+    instead of eight one to three per cent.
+    Not built: bulk copies by one thread, which need a full and an empty barrier a stage; weights landing in registers,
+    which hold 64 KB an SM only without a second generation.
 
 Limits
     K a multiple of 8 (``fma``) or of 32 (``mma``), 16-byte aligned tensors, M at most 16, at most 16 peers.
@@ -35,6 +42,7 @@ Limits
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import cutlass
@@ -43,6 +51,7 @@ from cuda.bindings.driver import CUstream
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint8, Uint32, const_expr, range_constexpr, select_
 from cutlass.cute.arch.nvvm_wrappers import inline_ptx
 
+from k3sim.kernels import ptx
 from k3sim.kernels.skinny_gemv.configuration import CHUNK, WARP, Epilogue, GemvConfiguration
 
 
@@ -65,52 +74,8 @@ def _both(one: Boolean | bool, other: Boolean | bool) -> Boolean | bool:
     return one & other
 
 
-def _load_shared(s_address: Int32) -> tuple[Uint32, ...]:
-    return inline_ptx(
-        "ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-        write_only_types=[Uint32] * 4,
-        read_only_args=[s_address],
-    )
-
-
-def _load_global(g_address: Int64) -> tuple[Uint32, ...]:
-    # Not through the read-only path: x is written by the kernel before, which may still run when this one starts.
-    return inline_ptx(
-        "ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-        write_only_types=[Uint32] * 4,
-        read_only_args=[g_address],
-    )
-
-
-def _low(pair: Uint32) -> Float32:
-    return inline_ptx("shl.b32 {$w0}, {$r0}, 16;", write_only_types=[Float32], read_only_args=[pair])
-
-
-def _high(pair: Uint32) -> Float32:
-    return inline_ptx("and.b32 {$w0}, {$r0}, 0xffff0000;", write_only_types=[Float32], read_only_args=[pair])
-
-
-def _widen(words: tuple[Uint32, ...]) -> list[Float32]:
-    return [value for word in words for value in (_low(word), _high(word))]
-
-
-def _store_float(s_address: Int32, value: Float32) -> None:
-    inline_ptx("st.shared.f32 [{$r0}], {$r1};", read_only_args=[s_address, value])
-
-
-def _load_float(s_address: Int32) -> Float32:
-    return inline_ptx("ld.shared.f32 {$w0}, [{$r0}];", write_only_types=[Float32], read_only_args=[s_address])
-
-
-def _mma(sums: list[Float32], a: tuple[Uint32, ...], b: tuple[Uint32, Uint32]) -> list[Float32]:
-    return list(
-        inline_ptx(
-            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {{$w0}, {$w1}, {$w2}, {$w3}}, "
-            "{{$r0}, {$r1}, {$r2}, {$r3}}, {{$r4}, {$r5}}, {{$r6}, {$r7}, {$r8}, {$r9}};",
-            write_only_types=[Float32] * 4,
-            read_only_args=[*a, *b, *sums],
-        )
-    )
+def _widen(words: Iterable[Uint32]) -> list[Float32]:
+    return [value for word in words for value in (ptx.low_bf16(word), ptx.high_bf16(word))]
 
 
 def _tanh(value: Float32) -> Float32:
@@ -175,8 +140,7 @@ class SkinnyGemv:
         block, _, _ = cute.arch.block_idx()
         tile = block // split
         rank = block % split
-        smem = cute.arch.get_dyn_smem(Uint8, alignment=128)
-        s_ring = smem.toint().to(Int32)
+        s_ring = cute.arch.get_dyn_smem(Uint8, alignment=128).toint().to(Int32)
 
         # Columns of the output [first, first + num_columns) belong to this tile; tiles differ by at most one.
         first = tile * config.out_width // config.tiling.num_tiles
@@ -193,7 +157,7 @@ class SkinnyGemv:
         else:
             self._multiply_fma(x, w, operand, first, num_columns, rank, tid, s_ring, s_partial, r_operand)
         cute.arch.sync_threads()
-        self._finish(smem, first, num_columns, rank, tid, s_partial, r_operand, r_bases)
+        self._finish(first, num_columns, rank, tid, s_ring, s_partial, r_operand, r_bases)
 
     def _weight_row(self, w: Int64, first: Int32, local: Int32) -> Int64:
         """Address of the tile's weight row number ``local``; paired rows alternate gate and up."""
@@ -216,7 +180,8 @@ class SkinnyGemv:
     ) -> None:
         """Ask for this thread's weights of one ``fma`` stage; a stage past the end, or None, asks for nothing."""
         config, tiling = self.config, self.config.tiling
-        for r in range(tiling.rows_per_stage if stage is not None else 0):
+        for r in range(0 if stage is None else tiling.rows_per_stage):
+            assert stage is not None
             local = (stage * tiling.groups + group) * tiling.rows_per_stage + r
             g_row = self._weight_row(w, first, local) + k_bytes
             for c in range(config.chunks_per_thread):
@@ -261,9 +226,9 @@ class SkinnyGemv:
     def _total(self, index: Int32, s_from: Int32, count: int) -> Float32:
         # In the order of the parts, whatever arrived first: the same bits every time.
         part_bytes = self.config.rows * self.config.max_local_rows * 4
-        value = _load_float(s_from + index * 4)
+        value = ptx.shared_load_float(s_from + index * 4)
         for part in range(1, count):
-            value = value + _load_float(s_from + index * 4 + part * part_bytes)
+            value = value + ptx.shared_load_float(s_from + index * 4 + part * part_bytes)
         return value
 
     def _stage_sums(self, s_slot: Int32, r_x: list[list[Float32]], exists: list[Boolean]) -> list[Float32]:
@@ -272,9 +237,9 @@ class SkinnyGemv:
         sums = [Float32(0.0)] * (rows_per_stage * config.rows)
         for r in range(rows_per_stage):
             for c in range(config.chunks_per_thread):
-                words = _load_shared(s_slot + (r * config.chunks_per_thread + c) * config.threads * 16)
+                words = ptx.shared_load4(s_slot + (r * config.chunks_per_thread + c) * config.threads * 16)
                 if not config.fills_threads:  # the slot was never written: no NaN may come from there
-                    words = tuple(select_(exists[c], word, Uint32(0)) for word in words)
+                    words = [select_(exists[c], word, Uint32(0)) for word in words]
                 r_w = _widen(words)
                 for m in range(config.rows):
                     at = m * rows_per_stage + r
@@ -288,17 +253,18 @@ class SkinnyGemv:
         slot_bytes = config.threads * 16
         for step in range(steps):
             r_x = [
-                _load_shared(s_slot + s_x_offset + (n * steps + step) * slot_bytes) for n in range(config.column_tiles)
+                ptx.shared_load4(s_slot + s_x_offset + (n * steps + step) * slot_bytes)
+                for n in range(config.column_tiles)
             ]
             for t in range(config.tiling.rows_per_stage // 16):
-                top = _load_shared(s_slot + (2 * t * steps + step) * slot_bytes)
-                bottom = _load_shared(s_slot + ((2 * t + 1) * steps + step) * slot_bytes)
+                top = ptx.shared_load4(s_slot + (2 * t * steps + step) * slot_bytes)
+                bottom = ptx.shared_load4(s_slot + ((2 * t + 1) * steps + step) * slot_bytes)
                 for n in range(config.column_tiles):
                     at = (t * config.column_tiles + n) * 4
                     sums = [r_sums[at + i] for i in range(4)]
                     for j in range(2):
                         a = (top[2 * j], bottom[2 * j], top[2 * j + 1], bottom[2 * j + 1])
-                        sums = _mma(sums, a, (r_x[n][2 * j], r_x[n][2 * j + 1]))
+                        sums = ptx.mma(sums, a, (r_x[n][2 * j], r_x[n][2 * j + 1]), operand="bf16")
                     for i in range(4):
                         r_sums[at + i] = sums[i]
 
@@ -345,10 +311,10 @@ class SkinnyGemv:
             for c in range_constexpr(num_chunks):
                 g_x = x + m * config.depth * 2 + k_bytes + c * tiling.threads_k * CHUNK * 2
                 if const_expr(config.fills_threads):
-                    r_x.append(_widen(_load_global(g_x)))
+                    r_x.append(_widen(ptx.load_cached(g_x)))
                 else:
                     # Beyond the end of K any address inside the row will do: what it meets is taken as zero.
-                    words = _load_global(select_(exists[c], g_x, x))
+                    words = ptx.load_cached(select_(exists[c], g_x, x))
                     r_x.append(_widen([select_(exists[c], word, Uint32(0)) for word in words]))
 
         s_slot = s_thread
@@ -365,7 +331,7 @@ class SkinnyGemv:
             local = stage * row_step + group * rows_per_stage + value % rows_per_stage
             index = (part * config.rows + value // rows_per_stage) * config.max_local_rows + local
             if (lane % share == 0) & (value < rows_per_stage * config.rows):
-                _store_float(s_partial + index * 4, total)
+                ptx.shared_store_float(s_partial + index * 4, total)
         cute.arch.cp_async_wait_group(0)
 
     @cute.jit
@@ -441,7 +407,7 @@ class SkinnyGemv:
                     local = t * 16 + row_in_tile + 8 * (i // 2)
                     index = (warp * config.rows + row) * config.max_local_rows + local
                     if row < config.rows:
-                        _store_float(s_partial + index * 4, r_sums[(t * column_tiles + n) * 4 + i])
+                        ptx.shared_store_float(s_partial + index * 4, r_sums[(t * column_tiles + n) * 4 + i])
 
     def _place(self, first: Int32, num_columns: Int32, index: Int32) -> tuple[Int32, Int32, Boolean, Int64]:
         """Row, column and existence of output number ``index`` of the tile, and its place in the whole output."""
@@ -467,18 +433,16 @@ class SkinnyGemv:
         config = self.config
         r_bases[0] = out
         for peer in range(config.num_peers):
-            r_bases[peer] = inline_ptx(
-                "ld.global.nc.b64 {$w0}, [{$r0}];", write_only_types=[Int64], read_only_args=[peers + 8 * peer]
-            )
+            r_bases[peer] = ptx.load_long(peers + 8 * peer)
 
     @cute.jit
     def _finish(
         self,
-        smem: Any,
         first: Int32,
         num_columns: Int32,
         rank: Int32,
         tid: Int32,
+        s_ring: Int32,
         s_partial: Int32,
         r_operand: cute.Tensor,
         r_bases: cute.Tensor,
@@ -487,20 +451,14 @@ class SkinnyGemv:
         split, num_sums = config.tiling.split, config.rows * config.max_local_rows
         s_final = s_partial
         if const_expr(split > 1):
-            offset = config.smem_bytes - split * num_sums * 4
-            s_final = smem.toint().to(Int32) + offset
+            s_final = s_ring + config.smem_bytes - split * num_sums * 4
             cute.arch.cluster_wait()  # the first block has started, so its shared memory may be written
-            s_first = cute.arch.map_dsmem_ptr(smem + offset, Int32(0)).toint().to(Int32)
+            s_first = ptx.peer_shared(s_final, Int32(0))
             for turn in range_constexpr(-(-num_sums // config.threads)):
                 # The last turn's surplus threads repeat the last sum: the same value to the same place.
                 index = cutlass.min(tid + turn * config.threads, num_sums - 1)
-                inline_ptx(
-                    "st.shared::cluster.f32 [{$r0}], {$r1};",
-                    read_only_args=[
-                        s_first + (rank * num_sums + index) * 4,
-                        self._total(index, s_partial, config.num_parts),
-                    ],
-                )
+                value = self._total(index, s_partial, config.num_parts)
+                ptx.peer_store_float(s_first + (rank * num_sums + index) * 4, value)
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
 

@@ -128,7 +128,7 @@ def _launch(
 def _check(x: torch.Tensor, w: torch.Tensor, epilogue: Epilogue, operand: torch.Tensor | None) -> int:
     """Check what both calls share; the number of output columns."""
     check_tensor("w", w, dtypes=(torch.bfloat16,), shape=(None, None))
-    num_outputs, depth = w.shape
+    num_outputs, depth = int(w.shape[0]), int(w.shape[1])
     if not num_outputs or not depth or depth % 8:
         raise refuse("w.shape", tuple(w.shape), "N at least 1 and K a positive multiple of 8")
     check_tensor("x", x, dtypes=(torch.bfloat16,), shape=(None, depth), like=w)
