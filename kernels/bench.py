@@ -120,7 +120,7 @@ def environment(commit: str | None = None) -> dict[str, Any]:
 
 
 def write_samples(path: Path, timings: Sequence[Timing], where: dict[str, Any]) -> None:
-    """Store every sample, with the summary beside it for reading."""
+    """Store every sample, with the summary beside it for reading; one line a measurement."""
     rows = [
         {
             **asdict(one),
@@ -131,4 +131,5 @@ def write_samples(path: Path, timings: Sequence[Timing], where: dict[str, Any]) 
         }
         for one in timings
     ]
-    path.write_text(json.dumps({"environment": where, "timings": rows}, indent=1) + "\n")
+    lines = ",\n".join("  " + json.dumps(row) for row in rows)
+    path.write_text(f'{{"environment": {json.dumps(where)},\n "timings": [\n{lines}\n]}}\n')

@@ -261,7 +261,7 @@ class SkinnyGemv:
                 bottom = ptx.shared_load4(s_slot + ((2 * t + 1) * steps + step) * slot_bytes)
                 for n in range(config.column_tiles):
                     at = (t * config.column_tiles + n) * 4
-                    sums = [r_sums[at + i] for i in range(4)]
+                    sums = tuple(r_sums[at + i] for i in range(4))
                     for j in range(2):
                         a = (top[2 * j], bottom[2 * j], top[2 * j + 1], bottom[2 * j + 1])
                         sums = ptx.mma(sums, a, (r_x[n][2 * j], r_x[n][2 * j + 1]), operand="bf16")

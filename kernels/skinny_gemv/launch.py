@@ -115,14 +115,15 @@ def _launch(
         tiling,
         x.device.index,
     )
-    function(
-        x.data_ptr(),
-        w.data_ptr(),
-        0 if out is None else out.data_ptr(),
-        0 if operand is None else operand.data_ptr(),
-        0 if peers is None else peers.data_ptr(),
-        CUstream(torch.cuda.current_stream(x.device).cuda_stream),
-    )
+    with torch.cuda.device(x.device):
+        function(
+            x.data_ptr(),
+            w.data_ptr(),
+            0 if out is None else out.data_ptr(),
+            0 if operand is None else operand.data_ptr(),
+            0 if peers is None else peers.data_ptr(),
+            CUstream(torch.cuda.current_stream().cuda_stream),
+        )
 
 
 def _check(x: torch.Tensor, w: torch.Tensor, epilogue: Epilogue, operand: torch.Tensor | None) -> int:
