@@ -237,7 +237,9 @@ class SkinnyGemv:
         sums = [Float32(0.0)] * (rows_per_stage * config.rows)
         for r in range(rows_per_stage):
             for c in range(config.chunks_per_thread):
-                words = ptx.shared_load4(s_slot + (r * config.chunks_per_thread + c) * config.threads * 16)
+                words: Iterable[Uint32] = ptx.shared_load4(
+                    s_slot + (r * config.chunks_per_thread + c) * config.threads * 16
+                )
                 if not config.fills_threads:  # the slot was never written: no NaN may come from there
                     words = [select_(exists[c], word, Uint32(0)) for word in words]
                 r_w = _widen(words)
