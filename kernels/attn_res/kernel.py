@@ -188,8 +188,10 @@ def normalised(mix: list[Any], square_sum: Any, norm_weight: list[Any]) -> list[
 
 
 def weighted_sum(weights: list[Any], sources: list[Any]) -> list[Any]:
-    return [sum((weights[s] * sources[s][i] for s in range(1, len(sources))), weights[0] * sources[0][i])
-            for i in range(VECTOR)]
+    return [
+        sum((weights[s] * sources[s][i] for s in range(1, len(sources))), weights[0] * sources[0][i])
+        for i in range(VECTOR)
+    ]
 
 
 def updated_prefix(conf: AttnResConfiguration, prefix: Any, delta: Any, offset: Any) -> list[Any]:
@@ -231,7 +233,9 @@ def combine_kernel(
     query_norm, query = load_fp32(m_query_norm.iterator, first), load_fp32(m_query.iterator, first)
     norm_weight = load_fp32(m_norm_weight.iterator, first)
     snapshot_offset = Int64(row) * m_snapshots.stride[0] + first
-    sources = [load_vector(m_snapshots.iterator, snapshot_offset + s * HIDDEN, VECTOR) for s in range(conf.num_snapshots)]
+    sources = [
+        load_vector(m_snapshots.iterator, snapshot_offset + s * HIDDEN, VECTOR) for s in range(conf.num_snapshots)
+    ]
     cute.arch.cluster_wait()
     cute.arch.griddepcontrol_wait()
 
@@ -305,10 +309,9 @@ def snapshot_part_kernel(
     for s in cutlass.range_constexpr(1, num_sources):
         denominator = denominator + weights[s]
     store_vector(m_weighted.iterator, row * HIDDEN + first, weighted_sum(weights, sources))
-    if thread == 0:
-        if rank == 0:
-            m_stats[row, 0] = maximum
-            m_stats[row, 1] = denominator
+    if thread + rank == 0:
+        m_stats[row, 0] = maximum
+        m_stats[row, 1] = denominator
 
 
 @cute.kernel

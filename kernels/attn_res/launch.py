@@ -140,7 +140,7 @@ def fold_prefix(
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Merge the prefix into the snapshots' part and apply the sublayer's RMSNorm; the same result as ``attn_res``.
+    """Merge the prefix into the snapshots' part, apply the sublayer's RMSNorm; the same result as ``attn_res``.
 
     ``stats`` and ``weighted`` as ``snapshot_part`` left them for the same ``query_norm`` and ``query``; the others as in
     ``attn_res``. With ``pdl`` the part and the weights are read before the preceding kernel has ended.

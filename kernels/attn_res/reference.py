@@ -13,7 +13,7 @@ NORM_EPSILON = 1e-5
 
 
 class SnapshotPart(NamedTuple):
-    """Share of the snapshots in the softmax: largest logit ``[B]``, sum of exponentials ``[B]``, weighted sum ``[B, D]``."""
+    """Share of the snapshots in the softmax: largest logit, sum of exponentials (``[B]``), weighted sum (``[B, D]``)."""
 
     maximum_B: torch.Tensor
     denominator_B: torch.Tensor
@@ -31,7 +31,11 @@ def add_delta(prefix_BD: torch.Tensor, delta_BD: torch.Tensor) -> None:
 
 
 def snapshot_part(
-    snapshots_BND: torch.Tensor, query_norm_D: torch.Tensor, query_D: torch.Tensor, *, dtype: torch.dtype = torch.float32
+    snapshots_BND: torch.Tensor,
+    query_norm_D: torch.Tensor,
+    query_D: torch.Tensor,
+    *,
+    dtype: torch.dtype = torch.float32,
 ) -> SnapshotPart:
     """What the snapshots alone contribute; reusable until the next snapshot is taken."""
     v_BND = snapshots_BND.to(dtype)

@@ -20,14 +20,16 @@ else written.
 
 Two forms share the phases below.
 
-* ``split_head``: a cluster of 2, 4 or 8 blocks owns a head of a row; each block holds 64, 32 or 16 value columns of the
-  state in registers. Columns are independent but for the RMSNorm: every block sends its sum of squares to the others with
-  ``st.async``, counted by a barrier in the receiver's shared memory, one hop instead of a store and a cluster barrier.
-  Each block projects the whole decay gate itself, on tensor cores with f_a as the only distinct column of B: 16
-  instructions a warp cost less than the exchange that a split of the 128 outputs would need.
+* ``split_head``: a cluster of 2, 4 or 8 blocks owns a head of a row; each block holds 64, 32 or 16 value columns of
+  the state in registers. Columns are independent but for the RMSNorm: every block sends its sum of squares to the
+  others with ``st.async``, counted by a barrier in the receiver's shared memory, one hop instead of a store and a
+  cluster barrier. Each block projects the whole decay gate itself, on tensor cores with f_a as the only distinct
+  column of B: 16 instructions a warp cost less than the exchange that a split of the 128 outputs would need.
 * ``stream``: one persistent block an SM walks over (head, row) pairs, head by head so that the gate weight stays in
-  registers. A producer warp keeps bulk copies of whole states (contiguous, 64 KiB or 32 KiB) in flight in a ring of
-  shared memory, whatever the eight computing warps wait for; new states leave from registers.
+  registers. Bulk copies of whole states (contiguous, 64 KiB or 32 KiB) fill a ring of shared memory; four warps
+  prepare q, k, v and the decay two items ahead; eight warps update the state and read it out. New states leave from
+  registers. The split matters: with all warps doing everything in turn, an item was one chain of 5.9 us on an H200,
+  against 2.1 us that its bytes take.
 
 State, weights and past samples are fetched before the wait on the preceding kernel. With programmatic dependent
 launch the caller therefore promises that no kernel still in flight writes the state of these slots.
@@ -43,7 +45,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import BFloat16, Boolean, Float32, Int32, Int64, cute
+from cutlass import BFloat16, Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
@@ -53,6 +55,9 @@ NORM_EPSILON = 1e-5
 DECAY_BOUND = -5.0
 VECTOR_BYTES = 16
 MMA_ROWS = 16
+# Of the streaming form: warps that prepare q, k, v and the decay, and the tiles of the gate each projects.
+PREPARING_WARPS = 4
+PREPARING_TILES = HEAD_DIM // MMA_ROWS // PREPARING_WARPS
 LOG2_E = 1.4426950408889634
 
 
@@ -157,6 +162,10 @@ def warp_sum(value: Any, offsets: Any) -> Any:
     return value
 
 
+def prefetch_l2(pointer: Any) -> None:
+    cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[pointer.toint()])
+
+
 def mma_16x8x16(a: Any, b: Any, c: Any) -> Any:
     return cute.arch.inline_ptx(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 { {$w0}, {$w1}, {$w2}, {$w3} }, "
@@ -169,15 +178,15 @@ def mma_16x8x16(a: Any, b: Any, c: Any) -> Any:
 # ---- phases -------------------------------------------------------------------------------------------------------
 
 
-def load_gate_weight(conf: KdaConfiguration, m_gate_weight: Any, head: Any, warp: Any, lane: Any) -> list[Any]:
+def load_gate_weight(num_tiles: int, m_gate_weight: Any, head: Any, warp: Any, lane: Any) -> list[Any]:
     """This warp's rows of the gate weight as A operands.
 
     Thread c of a quad takes 8 consecutive inputs of every 32; the product sums over inputs, so their order within
     the instruction is free as long as A and B agree.
     """
     words = []
-    for tile in range(conf.gate_tiles):
-        row = head * HEAD_DIM + (warp * conf.gate_tiles + tile) * MMA_ROWS + lane // 4
+    for tile in range(num_tiles):
+        row = head * HEAD_DIM + (warp * num_tiles + tile) * MMA_ROWS + lane // 4
         for half in range(2):
             for part in range(4):
                 offset = (row + 8 * half) * HEAD_DIM + 32 * part + 8 * (lane % 4)
@@ -185,16 +194,16 @@ def load_gate_weight(conf: KdaConfiguration, m_gate_weight: Any, head: Any, warp
     return words
 
 
-def gate_row(conf: KdaConfiguration, warp: Any, lane: Any) -> Any:
+def gate_row(num_tiles: int, warp: Any, lane: Any) -> Any:
     """Decay channel that this lane finishes; lanes of a quad share the four rows they hold."""
-    which = lane % 4 % (2 * conf.gate_tiles)
-    return (warp * conf.gate_tiles + which // 2) * MMA_ROWS + 8 * (which % 2) + lane // 4
+    which = lane % 4 % (2 * num_tiles)
+    return (warp * num_tiles + which // 2) * MMA_ROWS + 8 * (which % 2) + lane // 4
 
 
-def project_gate(conf: KdaConfiguration, weight: list[Any], f_a: list[Any], lane: Any) -> Any:
+def project_gate(num_tiles: int, weight: list[Any], f_a: list[Any], lane: Any) -> Any:
     """Logit of channel ``gate_row``. Every column of B is f_a, so each lane of a quad gets the quad's rows."""
     logits = []
-    for tile in range(conf.gate_tiles):
+    for tile in range(num_tiles):
         low, high = weight[8 * tile : 8 * tile + 4], weight[8 * tile + 4 : 8 * tile + 8]
         even, odd = (Float32(0.0),) * 4, (Float32(0.0),) * 4
         for part in range(4):
@@ -228,7 +237,7 @@ def convolve(weight: Any, past: list[Any], now: Any) -> Any:
 def sum_over_k(
     conf: KdaConfiguration, state: list[Any], s_qk: Any, s_alpha: Any, s_partial: Any, warp: Any, lane: Any, group: Any
 ) -> Any:
-    """Partial sums over this warp's rows of the state, into ``s_partial[warp]``; returns (alpha, k) of the thread's rows.
+    """Partial sums over this warp's rows of the state, into ``s_partial[warp]``; returns alpha and k of those rows.
 
     Layout of a warp's partials: sums with k of all columns, sums with q, then k.k, q.q and k.q.
     """
@@ -331,6 +340,38 @@ def store_new_state(
         cute.autovec_copy(stored, vector_at(m_state.iterator, offset + i * HEAD_DIM, num))
 
 
+@cute.jit
+def fetch_item(
+    conf: cutlass.Constexpr,
+    copy: cute.CopyAtom,
+    m_state: cute.Tensor,
+    m_conv_state: cute.Tensor,
+    slot: Int32,
+    head: Int32,
+    s_ring: cute.Pointer,
+    s_full: cute.Pointer,
+    stage: Int32,
+    thread: Int32,
+):
+    """Start the copy of a head's state into ``stage`` and bring its past samples, in HBM too, into L2."""
+    slot = choose(slot > 0, slot, Int32(0))
+    elements = cutlass.const_expr(HEAD_DIM * HEAD_DIM)
+    if thread == 0:  # a plain bulk copy elects no thread: every lane would issue its own
+        cute.arch.mbarrier_arrive_and_expect_tx(s_full + stage, elements * conf.state_type.width // 8)
+        cute.copy(
+            copy,
+            vector_at(m_state.iterator, Int64(slot) * m_state.stride[0] + head * elements, elements),
+            cute.make_tensor(s_ring + stage * elements, cute.make_layout(elements)),
+            mbar_ptr=s_full + stage,
+        )
+    # 3 samples of q, k and v, two lines of 128 bytes each; counted down from the last thread, the first one is busy.
+    line = conf.threads - 1 - thread
+    if line < 18:
+        channel = line // 2 % 3 * (conf.heads * HEAD_DIM) + head * HEAD_DIM + line % 2 * (HEAD_DIM // 2)
+        offset = line // 6 * (3 * conf.heads * HEAD_DIM) + channel
+        prefetch_l2(m_conv_state.iterator + (Int64(slot) * m_conv_state.stride[0] + offset))
+
+
 # ---- a head split over a cluster ----------------------------------------------------------------------------------
 
 
@@ -378,8 +419,8 @@ def split_head_kernel(
     numbers = [thread + first for first in range(0, 2 * HEAD_DIM, conf.threads)]
     channels_qk = [one // HEAD_DIM * width + head * HEAD_DIM + one % HEAD_DIM for one in numbers]
     channel_v = 2 * width + head * HEAD_DIM + rank * columns + column
-    gate_channel = gate_row(conf, warp, lane)
-    weight = load_gate_weight(conf, m_gate_weight, head, warp, lane)
+    gate_channel = gate_row(conf.gate_tiles, warp, lane)
+    weight = load_gate_weight(conf.gate_tiles, m_gate_weight, head, warp, lane)
     conv_qk = [load_vector(m_conv_weight.iterator, 4 * channel, 4) for channel in channels_qk]
     conv_v = load_vector(m_conv_weight.iterator, 4 * channel_v, 4)
     dt_bias = m_dt_bias[head * HEAD_DIM + gate_channel]
@@ -409,7 +450,7 @@ def split_head_kernel(
     for i in cutlass.range_constexpr(len(numbers)):
         put(s_qk, numbers[i], convolve(conv_qk[i], past_qk[i], now_qk[i]))
     put(s_v, column, convolve(conv_v, past_v, now_v))
-    decay = project_gate(conf, weight, f_a, lane)
+    decay = project_gate(conf.gate_tiles, weight, f_a, lane)
     alpha_here = cute.arch.exp(DECAY_BOUND * sigmoid(rate * (decay + dt_bias)))
     put(s_alpha, gate_channel, alpha_here)
     cute.arch.sync_threads()
@@ -420,14 +461,11 @@ def split_head_kernel(
     # The output first: its sum of squares has to travel. Each column is held several times; the first warps send.
     read, k_factor = read_out(conf, s_partial, s_v, beta, column)
     squares = warp_sum(read * read, [offset for offset in (16, 8, 4, 2, 1) if offset < columns])
-    if warp < conf.sending_warps:
-        if lane < conf.cluster:
-            target = s_squares + (rank * conf.sending_warps + warp)
-            cute.arch.store_async_dsmem(target, squares.bitcast(Int32), s_arrived, lane)
+    if warp < conf.sending_warps and lane < conf.cluster:
+        target = s_squares + (rank * conf.sending_warps + warp)
+        cute.arch.store_async_dsmem(target, squares.bitcast(Int32), s_arrived, lane)
     if live:
-        store_new_state(
-            conf, m_state, state_offset, state, alpha, k, s_partial, s_v, beta, k_factor, first_column
-        )
+        store_new_state(conf, m_state, state_offset, state, alpha, k, s_partial, s_v, beta, k_factor, first_column)
 
     cute.arch.mbarrier_wait(s_arrived, 0)
     total = Float32(0.0)
@@ -463,7 +501,10 @@ def stream_kernel(
     m_out: cute.Tensor,
     conf: cutlass.Constexpr,
 ):
-    """Grid (blocks,), 256 computing threads and a producer warp; a block takes consecutive (head, row) pairs."""
+    """Grid (blocks,): a block takes consecutive (head, row) pairs, head by head.
+
+    Warps: eight update states, four prepare q, k, v and the decay of the next items.
+    """
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     num_blocks, _, _ = cute.arch.grid_dim()
@@ -471,130 +512,161 @@ def stream_kernel(
     width = cutlass.const_expr(conf.heads * HEAD_DIM)
     channels = cutlass.const_expr(3 * width)
     state_elements = cutlass.const_expr(HEAD_DIM * HEAD_DIM)
-    state_bytes = cutlass.const_expr(state_elements * conf.state_type.width // 8)
     num_rows = m_slots.shape[0]
     num_items = num_rows * conf.heads
     begin = block * num_items // num_blocks
     end = (block + 1) * num_items // num_blocks
 
     s_ring = cute.arch.get_dyn_smem(conf.state_type, 128)
-    s_qk = cute.arch.alloc_smem(Float32, 2 * HEAD_DIM, 16)
-    s_alpha = cute.arch.alloc_smem(Float32, HEAD_DIM, 16)
-    s_v = cute.arch.alloc_smem(Float32, HEAD_DIM, 16)
+    # What the preparing warps hand over, two items deep.
+    s_qk = cute.arch.alloc_smem(Float32, 2 * 2 * HEAD_DIM, 16)
+    s_alpha = cute.arch.alloc_smem(Float32, 2 * HEAD_DIM, 16)
+    s_v = cute.arch.alloc_smem(Float32, 2 * HEAD_DIM, 16)
+    s_scale = cute.arch.alloc_smem(Float32, 2 * HEAD_DIM, 16)
+    s_beta = cute.arch.alloc_smem(Float32, 2, 8)
     s_partial = cute.arch.alloc_smem(Float32, conf.warps * partial_stride(conf), 16)
     s_squares = cute.arch.alloc_smem(Float32, conf.warps, 16)
     s_full = cute.arch.alloc_smem(Int64, conf.stages, 8)
-    s_empty = cute.arch.alloc_smem(Int64, conf.stages, 8)
+    s_ready = cute.arch.alloc_smem(Int64, 2, 8)
+    s_free = cute.arch.alloc_smem(Int64, 2, 8)
     if thread == 0:
         for stage in cutlass.range_constexpr(conf.stages):
             cute.arch.mbarrier_init(s_full + stage, 1)
-            cute.arch.mbarrier_init(s_empty + stage, conf.warps)
+        for buffer in cutlass.range_constexpr(2):
+            cute.arch.mbarrier_init(s_ready + buffer, PREPARING_WARPS)
+            cute.arch.mbarrier_init(s_free + buffer, conf.warps)
         cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
     cute.arch.griddepcontrol_launch_dependents()
 
-    if warp == conf.warps:
-        copy = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), conf.state_type)
-        for item in range(begin, end):
-            turn = item - begin
-            stage = turn % conf.stages
-            head, row = item // num_rows, item % num_rows
-            slot = m_slots[row]
-            slot = choose(slot > 0, slot, Int32(0))
-            if turn >= conf.stages:
-                cute.arch.mbarrier_wait(s_empty + stage, (turn // conf.stages - 1) % 2)
-            if lane == 0:  # a plain bulk copy elects no thread: every lane would issue its own
-                cute.arch.mbarrier_arrive_and_expect_tx(s_full + stage, state_bytes)
-                offset = Int64(slot) * m_state.stride[0] + head * state_elements
-                cute.copy(
-                    copy,
-                    vector_at(m_state.iterator, offset, state_elements),
-                    cute.make_tensor(s_ring + stage * state_elements, cute.make_layout(state_elements)),
-                    mbar_ptr=s_full + stage,
-                )
-    else:
-        column = thread % HEAD_DIM
-        gate_channel = gate_row(conf, warp, lane)
-        group, first_column = thread // conf.lanes_per_row, thread % conf.lanes_per_row * conf.vector
-        in_state = group * conf.rows_per_thread * HEAD_DIM + first_column
+    if warp >= conf.warps:
+        column = thread - conf.threads
+        preparing_warp = warp - conf.warps
+        gate_channel = gate_row(PREPARING_TILES, preparing_warp, lane)
         norm_weight = m_norm_weight[column]
-        weight = [cute.make_rmem_tensor(4, Int32) for _ in range(8 * conf.gate_tiles)]
-        weight_head = Int32(-1)
+        # Of the head in hand.
+        gate_weight = [cute.make_rmem_tensor(4, Int32) for _ in range(8 * PREPARING_TILES)]
+        conv_weight = [cute.make_rmem_tensor(4, Float32) for _ in range(3)]
+        decay_terms = cute.make_rmem_tensor(2, Float32)
+        head_in_hand = Int32(-1)
         next_slot = Int32(0)
         if begin < end:
             next_slot = m_slots[begin % num_rows]
         cute.arch.griddepcontrol_wait()
         for item in range(begin, end):
             turn = item - begin
-            stage = turn % conf.stages
+            buffer = turn % 2
             head, row = item // num_rows, item % num_rows
             live = next_slot > 0
             slot = choose(live, next_slot, Int32(0))
-            if item + 1 < end:
-                next_slot = m_slots[(item + 1) % num_rows]
-            # q for the lower half of the threads, k for the upper; v twice, which costs less than a branch.
-            channel_qk = thread // HEAD_DIM * width + head * HEAD_DIM + column
-            channel_v = 2 * width + head * HEAD_DIM + column
             past_pointer = m_conv_state.iterator + Int64(slot) * m_conv_state.stride[0]
             projected = m_projected.iterator + Int64(row) * m_projected.stride[0]
-            past_qk = load_past(past_pointer, channels, channel_qk)
-            past_v = load_past(past_pointer, channels, channel_v)
+            own = [part * width + head * HEAD_DIM + column for part in range(3)]
+            past = [load_past(past_pointer, channels, channel) for channel in own]
+            now = [scalar(projected, channel) for channel in own]
             f_a = [load_words(projected, 4 * width + 32 * part + 8 * (lane % 4)) for part in range(4)]
-            now_qk, now_v = scalar(projected, channel_qk), scalar(projected, channel_v)
-            beta_logit = scalar(projected, 4 * width + HEAD_DIM + head)
+            beta = scalar(projected, 4 * width + HEAD_DIM + head)
             gate = scalar(projected, 3 * width + head * HEAD_DIM + column)
-            conv_qk = load_vector(m_conv_weight.iterator, 4 * channel_qk, 4)
-            conv_v = load_vector(m_conv_weight.iterator, 4 * channel_v, 4)
-            dt_bias = m_dt_bias[head * HEAD_DIM + gate_channel]
-            rate = cute.arch.exp(m_a_log[head])
-            if head != weight_head:
-                fresh = load_gate_weight(conf, m_gate_weight, head, warp, lane)
-                for index in cutlass.range_constexpr(8 * conf.gate_tiles):
-                    for word in cutlass.range_constexpr(4):
-                        weight[index][word] = fresh[index][word]
-                weight_head = head
+            if item + 1 < end:
+                next_slot = m_slots[(item + 1) % num_rows]
+            if head != head_in_hand:
+                fresh_gate = load_gate_weight(PREPARING_TILES, m_gate_weight, head, preparing_warp, lane)
+                fresh_conv = [load_vector(m_conv_weight.iterator, 4 * channel, 4) for channel in own]
+                for word in cutlass.range_constexpr(4):
+                    for index in cutlass.range_constexpr(8 * PREPARING_TILES):
+                        gate_weight[index][word] = fresh_gate[index][word]
+                    for index in cutlass.range_constexpr(3):
+                        conv_weight[index][word] = fresh_conv[index][word]
+                decay_terms[0] = m_dt_bias[head * HEAD_DIM + gate_channel]
+                decay_terms[1] = cute.arch.exp(m_a_log[head])
+                head_in_hand = head
 
-            beta = sigmoid(beta_logit.to(Float32))
-            put(s_qk, thread, convolve(conv_qk, past_qk, now_qk))
-            put(s_v, column, convolve(conv_v, past_v, now_v))
-            decay = project_gate(conf, weight, f_a, lane)
-            alpha_here = cute.arch.exp(DECAY_BOUND * sigmoid(rate * (decay + dt_bias)))
-            put(s_alpha, gate_channel, alpha_here)
-            cute.arch.barrier(barrier_id=1, number_of_threads=conf.threads)
-
+            q, k, v = [convolve(conv_weight[part], past[part], now[part]) for part in range(3)]
+            decay = project_gate(PREPARING_TILES, gate_weight, f_a, lane)
+            alpha = cute.arch.exp(DECAY_BOUND * sigmoid(decay_terms[1] * (decay + decay_terms[0])))
+            if turn >= 2:
+                cute.arch.mbarrier_wait(s_free + buffer, (turn // 2 - 1) % 2)
+            put(s_qk, buffer * 2 * HEAD_DIM + column, q)
+            put(s_qk, buffer * 2 * HEAD_DIM + HEAD_DIM + column, k)
+            put(s_v, buffer * HEAD_DIM + column, v)
+            put(s_alpha, buffer * HEAD_DIM + gate_channel, alpha)
+            put(s_scale, buffer * HEAD_DIM + column, norm_weight * sigmoid(gate.to(Float32)))
+            put(s_beta, buffer, sigmoid(beta.to(Float32)))
+            cute.arch.sync_warp()
+            if lane == 0:
+                cute.arch.mbarrier_arrive(s_ready + buffer)
             if live:
-                store_past(past_pointer, channels, channel_qk, past_qk, now_qk)
-                if thread < HEAD_DIM:  # both halves have read the past of v
-                    store_past(past_pointer, channels, channel_v, past_v, now_v)
+                for part in cutlass.range_constexpr(3):
+                    store_past(past_pointer, channels, own[part], past[part], now[part])
+    else:
+        column = thread % HEAD_DIM
+        group, first_column = thread // conf.lanes_per_row, thread % conf.lanes_per_row * conf.vector
+        in_state = group * conf.rows_per_thread * HEAD_DIM + first_column
+        copy = cute.make_copy_atom(cpasync.CopyBulkG2SOp(), conf.state_type)
+        for stage in cutlass.range_constexpr(conf.stages):
+            if begin + stage < end:
+                first_slot = m_slots[(begin + stage) % num_rows]
+                fetch_item(
+                    conf,
+                    copy,
+                    m_state,
+                    m_conv_state,
+                    first_slot,
+                    (begin + stage) // num_rows,
+                    s_ring,
+                    s_full,
+                    stage,
+                    thread,
+                )
+        cute.arch.griddepcontrol_wait()
+        for item in range(begin, end):
+            turn = item - begin
+            stage, buffer = turn % conf.stages, turn % 2
+            head, row = item // num_rows, item % num_rows
+            slot = m_slots[row]
+            live = slot > 0
+            slot = choose(live, slot, Int32(0))
+            coming = cutlass.min(item + conf.stages, end - 1)
+            coming_slot = m_slots[coming % num_rows]
+            s_v_here = s_v + buffer * HEAD_DIM
             cute.arch.mbarrier_wait(s_full + stage, turn // conf.stages % 2)
             here = s_ring + (stage * state_elements + in_state)
             state = [load_vector(here, i * HEAD_DIM, conf.vector) for i in range(conf.rows_per_thread)]
-            alpha, k = sum_over_k(conf, state, s_qk, s_alpha, s_partial, warp, lane, group)
-            cute.arch.sync_warp()
-            if lane == 0:
-                cute.arch.mbarrier_arrive(s_empty + stage)
+            cute.arch.mbarrier_wait(s_ready + buffer, turn // 2 % 2)
+            alpha, k = sum_over_k(
+                conf, state, s_qk + buffer * 2 * HEAD_DIM, s_alpha + buffer * HEAD_DIM, s_partial, warp, lane, group
+            )
             cute.arch.barrier(barrier_id=1, number_of_threads=conf.threads)
 
-            read, k_factor = read_out(conf, s_partial, s_v, beta, column)
+            # The state is in registers, its stage free.
+            if item + conf.stages < end:
+                fetch_item(
+                    conf, copy, m_state, m_conv_state, coming_slot, coming // num_rows, s_ring, s_full, stage, thread
+                )
+            beta = scalar(s_beta, buffer)
+            read, k_factor = read_out(conf, s_partial, s_v_here, beta, column)
             squares = warp_sum(read * read, (16, 8, 4, 2, 1))
             put(s_squares, warp, squares)
-            state_offset = Int64(slot) * m_state.stride[0] + (head * state_elements + in_state)
             if live:
+                state_offset = Int64(slot) * m_state.stride[0] + (head * state_elements + in_state)
                 store_new_state(
-                    conf, m_state, state_offset, state, alpha, k, s_partial, s_v, beta, k_factor, first_column
+                    conf, m_state, state_offset, state, alpha, k, s_partial, s_v_here, beta, k_factor, first_column
                 )
             cute.arch.barrier(barrier_id=1, number_of_threads=conf.threads)
 
             total = Float32(0.0)
             for other in cutlass.range_constexpr(4):
                 total = total + scalar(s_squares, other)
-            scale = cute.math.rsqrt(total * (1.0 / HEAD_DIM) + NORM_EPSILON, fastmath=True)
-            value = read * scale * norm_weight * sigmoid(gate.to(Float32))
+            factor = cute.math.rsqrt(total * (1.0 / HEAD_DIM) + NORM_EPSILON, fastmath=True)
+            value = read * factor * scalar(s_scale, buffer * HEAD_DIM + column)
             if thread < HEAD_DIM:
                 m_out[row, head * HEAD_DIM + column] = choose(live, value, Float32(0.0)).to(BFloat16)
+            cute.arch.sync_warp()
+            if lane == 0:
+                cute.arch.mbarrier_arrive(s_free + buffer)
 
 
-# ---- launch --------------------------------------------------------------------------------------------------
+# ---- compilation --------------------------------------------------------------------------------------------------
 
 
 @cute.jit
@@ -638,7 +710,7 @@ def launch_kda(
     else:
         stream_kernel(*arguments).launch(
             grid=(num_blocks, 1, 1),
-            block=(conf.threads + 32, 1, 1),
+            block=(conf.threads + 32 * PREPARING_WARPS, 1, 1),
             smem=conf.stages * HEAD_DIM * HEAD_DIM * conf.state_type.width // 8,
             stream=stream,
             use_pdl=conf.pdl,

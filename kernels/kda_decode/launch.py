@@ -17,16 +17,17 @@ MAX_ROWS = 256
 # Computing threads a block, by the number of blocks a head; 0: states streamed, one block an SM.
 THREADS = {0: 256, 2: 256, 4: 128, 8: 128}
 RING_BYTES = 192 * 1024
-# Heads of all rows up to which a head is split over 8 or 4 blocks; above, states are streamed.
-SPLIT_8_MAX = 24
-SPLIT_4_MAX = 96
+# Heads of all rows up to which a head is split over 4 or 2 blocks; above, states are streamed. Read on an H200,
+# cold states: 4 blocks win at 6 to 24 heads (8 blocks are 0.1 to 0.3 us behind), 2 blocks from 48.
+SPLIT_4_MAX = 24
+SPLIT_2_MAX = 96
 
 
 def chosen_cluster(rows: int, heads: int) -> int:
-    """Blocks a head for this many rows: 8, 4, or 0 for the streaming form."""
-    if rows * heads <= SPLIT_8_MAX:
-        return 8
-    return 4 if rows * heads <= SPLIT_4_MAX else 0
+    """Blocks a head for this many rows: 4, 2, or 0 for the streaming form."""
+    if rows * heads <= SPLIT_4_MAX:
+        return 4
+    return 2 if rows * heads <= SPLIT_2_MAX else 0
 
 
 @cache
@@ -107,7 +108,9 @@ def kda_decode(
     check_tensor("norm_weight", norm_weight, dtypes=fp32, shape=(HEAD_DIM,), like=projected, alignment_bytes=4)
     check_tensor("slots", slots, dtypes=(torch.int32,), shape=(rows,), like=projected, alignment_bytes=4)
     num_slots = state.shape[0] if isinstance(state, torch.Tensor) and state.dim() else None
-    check_tensor("conv_state", conv_state, dtypes=bf16, shape=(num_slots, 3, 3 * width), like=projected, contiguous=False)
+    check_tensor(
+        "conv_state", conv_state, dtypes=bf16, shape=(num_slots, 3, 3 * width), like=projected, contiguous=False
+    )
     check_tensor(
         "state",
         state,

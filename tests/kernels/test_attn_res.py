@@ -47,9 +47,7 @@ def one_row(sources, query_norm, query, norm_weight):
 def test_reference_is_the_definition(num_snapshots):
     a = {name: tensor.double() for name, tensor in inputs(rows=2, num_snapshots=num_snapshots, hidden=64).items()}
     snapshots = a["snapshots"][:, :num_snapshots]
-    out = reference.attn_res(
-        snapshots, a["prefix"], a["query_norm"], a["query"], a["norm_weight"], dtype=torch.float64
-    )
+    out = reference.attn_res(snapshots, a["prefix"], a["query_norm"], a["query"], a["norm_weight"], dtype=torch.float64)
     for row in range(2):
         expected = one_row([*snapshots[row], a["prefix"][row]], a["query_norm"], a["query"], a["norm_weight"])
         torch.testing.assert_close(out[row], expected, rtol=1e-12, atol=1e-12)
@@ -115,9 +113,7 @@ def test_combine_matches_the_reference(num_snapshots, rows, with_delta):
     arguments["snapshots"][:, num_snapshots:] = math.nan
     prefix, expected = expected_of(arguments, num_snapshots, with_delta=with_delta)
     out = torch.full((rows, HIDDEN), math.nan, dtype=torch.bfloat16, device="cuda")
-    launch.attn_res(
-        **(arguments | ({} if with_delta else dict(delta=None))), out=out, num_snapshots=num_snapshots
-    )
+    launch.attn_res(**(arguments | ({} if with_delta else dict(delta=None))), out=out, num_snapshots=num_snapshots)
     assert (verdict := compare(out, expected, "bf16_activation")), str(verdict)
     assert torch.equal(arguments["prefix"].cpu(), prefix)
 
@@ -132,9 +128,7 @@ def test_part_and_prefix_match_the_reference(num_snapshots, rows):
     stats = torch.full((rows, 2), math.nan, device="cuda")
     weighted = torch.full((rows, HIDDEN), math.nan, device="cuda")
     weights = dict(query_norm=arguments["query_norm"], query=arguments["query"])
-    launch.snapshot_part(
-        arguments["snapshots"], **weights, stats=stats, weighted=weighted, num_snapshots=num_snapshots
-    )
+    launch.snapshot_part(arguments["snapshots"], **weights, stats=stats, weighted=weighted, num_snapshots=num_snapshots)
     part = reference.snapshot_part(
         arguments["snapshots"][:, :num_snapshots].cpu(), *(one.cpu() for one in weights.values())
     )

@@ -48,6 +48,7 @@ def step_by_step(arguments, heads):
     for row, slot in enumerate(arguments["slots"].tolist()):
         result = []
         for h in range(heads):
+
             def channel(part, d, h=h, row=row, slot=slot):
                 c = (part * heads + h) * D + d
                 past = [float(a["conv_state"][slot, s, c]) for s in range(3)] + [float(a["projected"][row, c])]
@@ -216,9 +217,7 @@ def test_slots_beyond_2_to_the_31_bytes(cluster):
     small = {name: tensor.cpu().clone() for name, tensor in arguments.items()} | dict(slots=torch.tensor([3, 1]))
     expected_out = reference.kda_decode(*small.values(), heads=heads)
     out = torch.full((2, heads * D), math.nan, dtype=torch.bfloat16, device="cuda")
-    launch.kda_decode(
-        **(arguments | dict(state=state, conv_state=conv_state)), out=out, heads=heads, cluster=cluster
-    )
+    launch.kda_decode(**(arguments | dict(state=state, conv_state=conv_state)), out=out, heads=heads, cluster=cluster)
     assert (verdict := compare(out, expected_out, "kda_output")), str(verdict)
     verdict = compare(state[[3000, 1]], small["state"][[3, 1]], "kda_state_fp32")
     assert verdict, str(verdict)
