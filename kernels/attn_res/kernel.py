@@ -99,6 +99,10 @@ def choose(condition: Any, yes: Any, no: Any) -> Any:
     return type(yes)(cutlass.select_(condition, yes, no))
 
 
+def exp(x: Any) -> Any:
+    return cute.math.exp(x, fastmath=True)
+
+
 def rsqrt(x: Any) -> Any:
     return cute.math.rsqrt(x, fastmath=True)
 
@@ -217,7 +221,7 @@ def combine_kernel(
     m_norm_weight: cute.Tensor,
     m_out: cute.Tensor,
     conf: cutlass.Constexpr,
-):
+) -> None:
     thread, _, _ = cute.arch.thread_idx()
     rank, row, _ = cute.arch.block_idx()
     num_sources = cutlass.const_expr(conf.num_snapshots + 1)
@@ -252,7 +256,7 @@ def combine_kernel(
     maximum = logits[0]
     for s in cutlass.range_constexpr(1, num_sources):
         maximum = cute.arch.fmax(maximum, logits[s])
-    weights = [cute.arch.exp(one - maximum) for one in logits]
+    weights = [exp(one - maximum) for one in logits]
     denominator = weights[0]
     for s in cutlass.range_constexpr(1, num_sources):
         denominator = denominator + weights[s]
@@ -274,7 +278,7 @@ def snapshot_part_kernel(
     m_stats: cute.Tensor,
     m_weighted: cute.Tensor,
     conf: cutlass.Constexpr,
-):
+) -> None:
     thread, _, _ = cute.arch.thread_idx()
     rank, row, _ = cute.arch.block_idx()
     num_sources = cutlass.const_expr(conf.num_snapshots)
@@ -304,7 +308,7 @@ def snapshot_part_kernel(
     maximum = logits[0]
     for s in cutlass.range_constexpr(1, num_sources):
         maximum = cute.arch.fmax(maximum, logits[s])
-    weights = [cute.arch.exp(one - maximum) for one in logits]
+    weights = [exp(one - maximum) for one in logits]
     denominator = weights[0]
     for s in cutlass.range_constexpr(1, num_sources):
         denominator = denominator + weights[s]
@@ -325,7 +329,7 @@ def fold_prefix_kernel(
     m_norm_weight: cute.Tensor,
     m_out: cute.Tensor,
     conf: cutlass.Constexpr,
-):
+) -> None:
     thread, _, _ = cute.arch.thread_idx()
     rank, row, _ = cute.arch.block_idx()
     exchange = alloc_exchange(conf, 4)
@@ -353,8 +357,8 @@ def fold_prefix_kernel(
 
     prefix_logit = logit(square, product)
     maximum = cute.arch.fmax(part_maximum, prefix_logit)
-    part_weight = cute.arch.exp(part_maximum - maximum)
-    prefix_weight = cute.arch.exp(prefix_logit - maximum)
+    part_weight = exp(part_maximum - maximum)
+    prefix_weight = exp(prefix_logit - maximum)
     inverse = cute.arch.rcp_approx(part_weight * part_denominator + prefix_weight)
     part_weight, prefix_weight = part_weight * inverse, prefix_weight * inverse
     square_sum = part_weight * part_weight * part_square + prefix_weight * prefix_weight * square
@@ -379,7 +383,7 @@ def launch_combine(
     m_out: cute.Tensor,
     stream: Any,
     conf: cutlass.Constexpr,
-):
+) -> None:
     combine_kernel(m_snapshots, m_prefix, m_delta, m_query_norm, m_query, m_norm_weight, m_out, conf).launch(
         grid=(conf.cluster, m_out.shape[0], 1),
         block=(conf.threads, 1, 1),
@@ -398,7 +402,7 @@ def launch_snapshot_part(
     m_weighted: cute.Tensor,
     stream: Any,
     conf: cutlass.Constexpr,
-):
+) -> None:
     snapshot_part_kernel(m_snapshots, m_query_norm, m_query, m_stats, m_weighted, conf).launch(
         grid=(conf.cluster, m_weighted.shape[0], 1),
         block=(conf.threads, 1, 1),
@@ -420,7 +424,7 @@ def launch_fold_prefix(
     m_out: cute.Tensor,
     stream: Any,
     conf: cutlass.Constexpr,
-):
+) -> None:
     fold_prefix_kernel(
         m_stats, m_weighted, m_prefix, m_delta, m_query_norm, m_query, m_norm_weight, m_out, conf
     ).launch(

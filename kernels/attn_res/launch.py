@@ -58,7 +58,7 @@ def _check_rows(prefix: torch.Tensor, delta: torch.Tensor | None, out: torch.Ten
     import torch
 
     check_tensor("prefix", prefix, dtypes=(torch.bfloat16,), shape=(None, HIDDEN))
-    rows = prefix.shape[0]
+    rows = int(prefix.shape[0])
     check_one_of("prefix.shape[0]", rows, range(1, MAX_ROWS + 1))
     if delta is not None:
         check_tensor("delta", delta, dtypes=(torch.bfloat16,), shape=(rows, HIDDEN), like=prefix)
@@ -140,10 +140,10 @@ def fold_prefix(
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Merge the prefix into the snapshots' part, apply the sublayer's RMSNorm; the same result as ``attn_res``.
+    """Merge the prefix into the snapshots' part and apply the sublayer's RMSNorm; same result as ``attn_res``.
 
-    ``stats`` and ``weighted`` as ``snapshot_part`` left them for the same ``query_norm`` and ``query``; the others as in
-    ``attn_res``. With ``pdl`` the part and the weights are read before the preceding kernel has ended.
+    ``stats`` and ``weighted`` as ``snapshot_part`` left them for the same ``query_norm`` and ``query``; the others as
+    in ``attn_res``. With ``pdl`` the part and the weights are read before the preceding kernel has ended.
 
     Raises UserError (a ValueError) for an argument that does not fit, before any launch.
     """

@@ -13,7 +13,7 @@ NORM_EPSILON = 1e-5
 
 
 class SnapshotPart(NamedTuple):
-    """Share of the snapshots in the softmax: largest logit, sum of exponentials (``[B]``), weighted sum (``[B, D]``)."""
+    """Snapshots' share of the softmax: largest logit, sum of exponentials, both ``[B]``, weighted sum ``[B, D]``."""
 
     maximum_B: torch.Tensor
     denominator_B: torch.Tensor

@@ -18,9 +18,10 @@ MAX_ROWS = 256
 THREADS = {0: 256, 2: 256, 4: 128, 8: 128}
 RING_BYTES = 192 * 1024
 # Heads of all rows up to which a head is split over 4 or 2 blocks; above, states are streamed. Read on an H200,
-# cold states: 4 blocks win at 6 to 24 heads (8 blocks are 0.1 to 0.3 us behind), 2 blocks from 48.
+# cold states: 4 blocks win at 6 to 24 heads (8 blocks are 0.1 to 0.3 us behind), 2 blocks from 48 to 192 (9.6 us
+# against 10.0 streamed); at 384 both take 17.7 us, at 1536 streaming 61.5 and 2 blocks 66.2.
 SPLIT_4_MAX = 24
-SPLIT_2_MAX = 96
+SPLIT_2_MAX = 192
 
 
 def chosen_cluster(rows: int, heads: int) -> int:
@@ -51,7 +52,7 @@ def _kernel(heads: int, bf16_state: bool, cluster: int, threads: int, pdl: bool)
 def _num_sms(device_index: int) -> int:
     import torch
 
-    return torch.cuda.get_device_properties(device_index).multi_processor_count
+    return int(torch.cuda.get_device_properties(device_index).multi_processor_count)
 
 
 def kda_decode(
