@@ -17,17 +17,18 @@ MAX_ROWS = 256
 # Computing threads a block, by the number of blocks a head; 0: states streamed, one block an SM.
 THREADS = {0: 256, 2: 256, 4: 128, 8: 128}
 RING_BYTES = 192 * 1024
-# Heads of all rows up to which a head is split over 4 or 2 blocks; above, states are streamed. Read on an H200,
-# cold states: 4 blocks win at 6 to 24 heads (8 blocks are 0.1 to 0.3 us behind), 2 blocks from 48 to 192 (9.6 us
-# against 10.0 streamed); at 384 both take 17.7 us, at 1536 streaming 61.5 and 2 blocks 66.2.
-SPLIT_4_MAX = 24
+# Heads of all rows up to which a head is split over few or over 2 blocks; above, states are streamed. Read on an H200,
+# cold states, fp32: 4 blocks win at 6 to 24 heads (8 blocks are 0.1 to 0.3 us behind; in bf16 they are 0.25 us ahead at
+# 12 heads), 2 blocks from 48 to 192 (9.6 us against 10.0 streamed); at 384 both take 17.7 us, at 1536 streaming 61.5
+# and 2 blocks 66.2.
+SPLIT_FEW_MAX = 24
 SPLIT_2_MAX = 192
 
 
-def chosen_cluster(rows: int, heads: int) -> int:
-    """Blocks a head for this many rows: 4, 2, or 0 for the streaming form."""
-    if rows * heads <= SPLIT_4_MAX:
-        return 4
+def chosen_cluster(rows: int, heads: int, *, bf16_state: bool) -> int:
+    """Blocks a head for this many rows: 8, 4, 2, or 0 for the streaming form."""
+    if rows * heads <= SPLIT_FEW_MAX:
+        return 8 if bf16_state else 4
     return 2 if rows * heads <= SPLIT_2_MAX else 0
 
 
@@ -124,12 +125,13 @@ def kda_decode(
         if tensor.shape[0] < 1 or not tensor[0].is_contiguous():
             raise refuse(f"{name}.stride", tensor.stride(), "at least one slot, contiguous within a slot")
     check_tensor("out", out, dtypes=bf16, shape=(rows, width), like=projected)
-    cluster = chosen_cluster(rows, heads) if cluster is None else cluster
+    bf16_state = state.dtype == torch.bfloat16
+    cluster = chosen_cluster(rows, heads, bf16_state=bf16_state) if cluster is None else cluster
     check_one_of("cluster", cluster, THREADS)
     check_on_gpu("projected", projected)
 
     num_blocks = min(rows * heads, _num_sms(projected.device.index))
-    _kernel(heads, state.dtype == torch.bfloat16, cluster, THREADS[cluster], pdl)(
+    _kernel(heads, bf16_state, cluster, THREADS[cluster], pdl)(
         projected, gate_weight, conv_weight, dt_bias, a_log, norm_weight, slots, conv_state, state, out, num_blocks
     )
     return out
