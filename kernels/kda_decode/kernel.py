@@ -34,13 +34,14 @@ Two forms share the phases below.
 State, weights and past samples are fetched before the wait on the preceding kernel. With programmatic dependent
 launch the caller therefore promises that no kernel still in flight writes the state of these slots.
 
-What lost: on an H200, 8 blocks a head against 4 (fp32, 2.45 and 2.31 us at 12 heads), 256 threads against 128 there (2.41
-us), and all warps doing everything in the streaming form. On paper: one block a head (12 of 132 SMs pull the state at
-batch 1); columns owned by a warp, which needs no meeting for the sums over k but touches 32 cache lines a load; f_a in
-fp32 FMAs (twice the instructions of the tensor cores' padded product).
+What lost: on an H200, 8 blocks a head against 4 (fp32, 2.45 and 2.31 us at 12 heads), 256 threads against 128 there
+(2.41 us), and all warps doing everything in the streaming form. On paper: one block a head (12 of 132 SMs pull the
+state at batch 1); columns owned by a warp, which needs no meeting for the sums over k but touches 32 cache lines a
+load; f_a in fp32 FMAs (twice the instructions of the tensor cores' padded product).
 
 Limits: the streaming form reaches 3.3 TB/s of state read and written at 128 rows of 12 heads, 61.5 us; it is not known
-what holds it there. In bf16 (38.5 us) an item takes about 3 us where its bytes need 1, so the updating warps are the likely bound.
+what holds it there. In bf16 (38.5 us) an item takes about 3 us where its bytes need 1, so the updating warps are the
+likely bound.
 """
 
 from __future__ import annotations
