@@ -16,14 +16,16 @@ How data moves
     until no 32-bit word of them is EMPTY (all bits set: two bf16 NaN that no conversion produces; send replaces them,
     should its input hold any). ``collect`` writes EMPTY back, so a replay is like a first run and nothing counts
     epochs. Every rank sums the same bf16 values in the same order and so has the same bits.
-    ``up`` loads its weights before the dependency wait, all of them, into registers: 8 outputs a block, one a warp,
-    112 bytes a thread and row of 7 KB, so what remains after the last slot arrives is a chain of latencies. Eight
-    blocks form a cluster: each sums 448 columns, rounds (sum x norm weight) to bf16 and stores it into the shared
+    ``up`` loads its weights before the dependency wait, all of them, into registers: 8 outputs a block, K split over
+    its warps, 224 bytes a thread, so what remains after the last slot arrives is a chain of latencies. Eight blocks
+    form a cluster: each sums 448 columns, rounds (sum x norm weight) to bf16 and stores it into the shared
     memory of all eight; the norm's factor is applied to the finished product, so one cluster barrier is enough.
 
 Why this shape
     Without the cluster every block would read all slots: 57 KB x 112 blocks at TP8. A launch for sum and norm alone
-    costs a further boundary (0.45 us measured with PDL). The product on CUDA cores: one to a few rows.
+    costs a further boundary (0.45 us measured with PDL). The product is mma.sync m16n8k16, the weights operand A with
+    half of its rows unused: they stay in the registers they were loaded to, for any number of rows; a
+    form with fp32 FMAs, one output a warp, took 3 us a row more (H200, 2026-11-29).
 
 Limits
     Latent 3584, hidden 7168, T = 1, 2, 4, 8, 16; R from 1 to 16. Between two uses of a set of slots each rank must
@@ -47,13 +49,16 @@ from k3sim.kernels import ptx
 LATENT = 3584
 HIDDEN = 7168
 CLUSTER = 8
-OUTPUTS = 8  # of a block of ``up``, one a warp
-UP_THREADS = OUTPUTS * 32
+OUTPUTS = 8  # of a block of ``up``
+UP_WARPS = 8  # that split K
+UP_THREADS = UP_WARPS * 32
+WARP_COLUMNS = LATENT // UP_WARPS
+STEPS = WARP_COLUMNS // 32
+ROW_BYTES = LATENT * 2 + 64  # of x in shared memory: two rows read together must not meet in a bank
 COPY_THREADS = 224
 CHUNK = 8  # bf16 values of one 16-byte access
 LATENT_CHUNKS = LATENT // CHUNK
 HIDDEN_CHUNKS = HIDDEN // CHUNK
-CHUNKS_PER_LANE = LATENT_CHUNKS // 32
 PART = LATENT // CLUSTER  # columns that one block of a cluster sums
 HALF_CHUNKS = PART // CHUNK // 2  # a warp sums half of them: 28 lanes
 EMPTY = 0xFFFFFFFF
@@ -74,7 +79,8 @@ class TailConfiguration:
 
     @property
     def up_smem_bytes(self) -> int:
-        return self.max_rows * (LATENT * 2 + 2 * CLUSTER * 4 + OUTPUTS * 2)
+        by_row = ROW_BYTES + 2 * CLUSTER * 4 + self.ranks * OUTPUTS * 2 + OUTPUTS * 2
+        return self.max_rows * by_row + (self.max_rows + 7) // 8 * UP_WARPS * 8 * OUTPUTS * 4
 
 
 def _await4(g_address: Int64) -> tuple[Uint32, ...]:
@@ -91,15 +97,6 @@ def _load_volatile4(g_address: Int64) -> tuple[Uint32, ...]:
     return inline_ptx(
         "ld.volatile.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
         write_only_types=[Uint32] * 4,
-        read_only_args=[g_address],
-    )
-
-
-def _await_word(g_address: Int64) -> Uint32:
-    return inline_ptx(
-        "{ .reg .pred p; again: ld.volatile.global.b32 {$w0}, [{$r0}]; "
-        f"setp.eq.u32 p, {{$w0}}, {EMPTY:#x}; @p bra again; }}",
-        write_only_types=[Uint32],
         read_only_args=[g_address],
     )
 
@@ -226,14 +223,19 @@ class TailUp:
         warp = cute.arch.make_warp_uniform(tid >> 5)
         lane = tid & 31
         member = block & (CLUSTER - 1)
-        s_x = cute.arch.get_dyn_smem(Uint8, alignment=128).toint().to(Int32)  # [max rows, 3584] bf16
-        s_squares = s_x + c.max_rows * LATENT * 2  # [max rows, 16] fp32
-        s_y = s_squares + c.max_rows * 2 * CLUSTER * 4  # [max rows, 8] bf16
+        s_x = cute.arch.get_dyn_smem(Uint8, alignment=128).toint().to(Int32)  # [max rows, 3584] bf16, padded
+        s_squares = s_x + c.max_rows * ROW_BYTES  # [max rows, 16] fp32
+        s_shared = s_squares + c.max_rows * 2 * CLUSTER * 4  # [max rows, ranks, 8] bf16
+        s_parts = s_shared + c.max_rows * c.ranks * OUTPUTS * 2  # [rows / 8, warp, row, output] fp32
+        s_y = s_parts + (c.max_rows + 7) // 8 * UP_WARPS * 8 * OUTPUTS * 4  # [max rows, 8] bf16
 
         # No peer may be stored to before it runs.
         ptx.cluster_arrive()
-        g_weight = up + Int64(block * OUTPUTS + warp) * (LATENT * 2) + Int64(lane * 16)
-        weights = [ptx.load_stream(g_weight + Int64(512 * i)) for i in range(CHUNKS_PER_LANE)]
+        # Lane (g, t) takes columns 32 j + 8 t .. 8 t + 7 of output g, an order of K that operand B follows.
+        group, t = lane >> 2, lane & 3
+        first_column = warp * WARP_COLUMNS + t * CHUNK
+        g_weight = up + (Int64(block * OUTPUTS + group) * LATENT + Int64(first_column)) * 2
+        weights = [ptx.load_stream(g_weight + Int64(64 * j)) for j in range(STEPS)]
         half = warp & 1
         summing = lane < HALF_CHUNKS
         chunk = member * (PART // CHUNK) + half * HALF_CHUNKS + cutlass.min(lane, HALF_CHUNKS - 1)
@@ -259,45 +261,60 @@ class TailUp:
                 ]
                 for peer in range_constexpr(CLUSTER):
                     if summing:
-                        ptx.peer_store4(ptx.peer_shared(s_x + row * (LATENT * 2) + chunk * 16, Int32(peer)), packed)
+                        ptx.peer_store4(ptx.peer_shared(s_x + row * ROW_BYTES + chunk * 16, Int32(peer)), packed)
                     if lane == 0:
                         s_place = s_squares + (row * (2 * CLUSTER) + member * 2 + half) * 4
                         ptx.peer_store_float(ptx.peer_shared(s_place, Int32(peer)), squares)
+        # One thread a rank and row asks for the shared expert's part of the block's outputs, and judges it later.
+        shared_row, shared_rank = tid // c.ranks, tid % c.ranks
+        waiting = shared_row < rows
+        g_shared = shared_slots + Int64(
+            ((shared_rank * rows + cutlass.min(shared_row, rows - 1)) * c.outputs + block * OUTPUTS) * 2
+        )
+        shared = _load_volatile4(g_shared)
         ptx.cluster_arrive()
         ptx.cluster_wait()
 
-        output = block * OUTPUTS + warp
-        for row in cutlass.range(rows, unroll=1):
-            # The shared expert's parts of this output, one rank a lane; a word holds two outputs.
-            part = Float32(0.0)
-            if lane < c.ranks:
-                word = _await_word(shared_slots + Int64(((lane * rows + row) * c.outputs + (output & ~1)) * 2))
-                part = ptx.high_bf16(word) if (output & 1) == 1 else ptx.low_bf16(word)
-            product = Float32(0.0)
-            for i in range_constexpr(CHUNKS_PER_LANE):
-                x = ptx.shared_load4(s_x + row * (LATENT * 2) + i * 512 + lane * 16)
-                for word in range_constexpr(4):
-                    product = product + ptx.low_bf16(x[word]) * ptx.low_bf16(weights[i][word])
-                    product = product + ptx.high_bf16(x[word]) * ptx.high_bf16(weights[i][word])
+        # Eight outputs fill half of operand A's rows; columns of operand B without a row of x repeat the last one.
+        zero = Uint32(0)
+        for half_rows in range_constexpr((c.max_rows + 7) // 8):
+            sums = [Float32(0.0)] * 4
+            others = [Float32(0.0)] * 4
+            s_row = s_x + cutlass.min(half_rows * 8 + group, rows - 1) * ROW_BYTES + first_column * 2
+            for j in range_constexpr(STEPS):
+                x = ptx.shared_load4(s_row + 64 * j)
+                w = weights[j]
+                sums = ptx.mma(sums, [w[0], zero, w[1], zero], x[:2], operand="bf16")
+                others = ptx.mma(others, [w[2], zero, w[3], zero], x[2:], operand="bf16")
+            # Accumulators 0 and 1: output g, rows 2t and 2t + 1 of these eight.
+            s_place = s_parts + (((half_rows * 8 + warp) * 8 + 2 * t) * OUTPUTS + group) * 4
+            ptx.shared_store_float(s_place, sums[0] + others[0])
+            ptx.shared_store_float(s_place + OUTPUTS * 4, sums[1] + others[1])
+        if waiting:
+            ptx.shared_store4(s_shared + tid * 16, _arrived(g_shared, shared))
+        cute.arch.sync_threads()
+
+        row, output = tid // OUTPUTS, tid % OUTPUTS
+        if row < rows:
             squares = Float32(0.0)
             for i in range_constexpr(2 * CLUSTER // 4):
                 parts = ptx.shared_load4(s_squares + row * (2 * CLUSTER * 4) + i * 16)
                 for word in range_constexpr(4):
                     squares = squares + ptx.bits_as_float(parts[word])
-            factor = cute.math.rsqrt(squares * Float32(1.0 / LATENT) + eps)
-            for offset in (16, 8, 4, 2, 1):
-                product = product + cute.arch.shuffle_sync_bfly(product, offset=offset)
-                part = part + cute.arch.shuffle_sync_bfly(part, offset=offset)
-            if lane == 0:
-                ptx.shared_store_half(
-                    s_y + (row * OUTPUTS + warp) * 2, ptx.pack_bf16(product * factor + part, Float32(0.0))
-                )
+            product = Float32(0.0)
+            for part in range_constexpr(UP_WARPS):
+                s_place = s_parts + ((((row >> 3) * 8 + part) * 8 + (row & 7)) * OUTPUTS + output) * 4
+                product = product + ptx.shared_load_float(s_place)
+            y = product * cute.math.rsqrt(squares * Float32(1.0 / LATENT) + eps)
+            for peer in range_constexpr(c.ranks):
+                half_word = ptx.shared_load_half(s_shared + (row * c.ranks + peer) * 16 + output * 2)
+                y = y + ptx.low_bf16(half_word)
+            ptx.shared_store_half(s_y + (row * OUTPUTS + output) * 2, ptx.pack_bf16(y, Float32(0.0)))
         cute.arch.sync_threads()
-        for index in cutlass.range(tid, rows * c.ranks, UP_THREADS, unroll=1):
-            row, peer = index // c.ranks, index % c.ranks
-            base = ptx.load_long(gathered + Int64(peer * 8))
-            place = Int64(row * HIDDEN + rank * c.outputs + block * OUTPUTS) * 2
-            _push(base + place, ptx.shared_load4(s_y + row * (OUTPUTS * 2)))
+        if waiting:
+            base = ptx.load_long(gathered + Int64(shared_rank * 8))
+            place = Int64(shared_row * HIDDEN + rank * c.outputs + block * OUTPUTS) * 2
+            _push(base + place, ptx.shared_load4(s_y + shared_row * (OUTPUTS * 2)))
 
     def _sum_slots(self, latent_slots: Int64, row: Int32, rows: Int32, chunk: Int32) -> list[Float32]:
         """Eight columns of the sum over ranks, in their order. All loads are in flight before the first is judged."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
+from k3sim.kernels.compile_cache import ARCHITECTURES  # noqa: E402
 from k3sim.kernels.expert_gemv import mxfp4  # noqa: E402
 from k3sim.kernels.expert_gemv.launch import ExpertWorkspace, PackedExperts, expert_gemv, pack_experts  # noqa: E402
 from k3sim.kernels.expert_gemv.reference import Experts, situ_glu  # noqa: E402
@@ -16,6 +21,22 @@ from k3sim.kernels.expert_gemv.reference import expert_gemv as reference  # noqa
 from k3sim.kernels.tolerance import compare  # noqa: E402
 
 LATENT = 3584
+
+_BUILD = """
+from k3sim.kernels.expert_gemv.kernel import ExpertConfiguration, compile_experts
+for width, fp32_out in ((384, True), (192, False)):
+    compile_experts(ExpertConfiguration(width=width, fp32_out=fp32_out))
+"""
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_it_builds_without_a_gpu(architecture: str) -> None:
+    if importlib.util.find_spec("cutlass") is None:
+        pytest.skip("nvidia-cutlass-dsl is not installed")
+    environment = {**os.environ, "CUTE_DSL_ARCH": architecture}
+    command = [sys.executable, "-c", _BUILD]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def e2m1(code: int) -> float:

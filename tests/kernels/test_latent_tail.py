@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
+from k3sim.kernels.compile_cache import ARCHITECTURES  # noqa: E402
 from k3sim.kernels.latent_tail.launch import TailPeers, TailSlots, collect, send, up  # noqa: E402
 from k3sim.kernels.latent_tail.reference import latent_tail  # noqa: E402
 from k3sim.kernels.tolerance import compare  # noqa: E402
 
 LATENT, HIDDEN = 3584, 7168
+
+_BUILD = """
+from k3sim.kernels.latent_tail.kernel import TailConfiguration, compile_collect, compile_send, compile_up
+for ranks in (8, 16):
+    compile_send(TailConfiguration(ranks=ranks, fp32_latent=ranks == 8))
+    compile_up(TailConfiguration(ranks=ranks, max_rows=1 if ranks == 8 else 16))
+    compile_collect(TailConfiguration(ranks=ranks, prefix=ranks == 8))
+"""
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_it_builds_without_a_gpu(architecture: str) -> None:
+    if importlib.util.find_spec("cutlass") is None:
+        pytest.skip("nvidia-cutlass-dsl is not installed")
+    environment = {**os.environ, "CUTE_DSL_ARCH": architecture}
+    command = [sys.executable, "-c", _BUILD]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_reference_by_the_definition_of_the_norm() -> None:
@@ -76,10 +100,10 @@ class Ranks:
         self.latent = torch.randn(ranks, rows, LATENT, device="cuda")
         if not fp32_latent:
             self.latent = self.latent.bfloat16()
-        self.shared = torch.randn(ranks, rows, HIDDEN, device="cuda").bfloat16()
+        self.shared = (torch.randn(ranks, rows, HIDDEN, device="cuda") / (2 * ranks**0.5)).bfloat16()
         self.norm = (1 + torch.rand(LATENT, device="cuda")).bfloat16()
-        self.up_weight = (torch.randn(HIDDEN, LATENT, device="cuda") / 60).bfloat16()
-        self.prefix = torch.randn(rows, HIDDEN, device="cuda").bfloat16()
+        self.up_weight = (torch.randn(HIDDEN, LATENT, device="cuda") / 180).bfloat16()
+        self.prefix: torch.Tensor | None = None
         self.outs = torch.full((ranks, rows, HIDDEN), torch.nan, device="cuda").bfloat16()
 
     def send(self, rank: int) -> None:
@@ -113,8 +137,7 @@ class Ranks:
 
     def expected(self) -> torch.Tensor:
         latent = self.latent.bfloat16().double()
-        tail = latent_tail(latent, self.shared.double(), self.norm.double(), self.up_weight.double())
-        return tail + self.prefix.double()
+        return latent_tail(latent, self.shared.double(), self.norm.double(), self.up_weight.double())
 
 
 @pytest.mark.gpu
@@ -129,6 +152,16 @@ def test_all_ranks_agree_and_match_float64(ranks: int, rows: int, fp32_latent: b
     for slots in world.slots:
         for one in (slots.latent, slots.shared, slots.gathered):
             assert bool((one.view(torch.int32) == -1).all())
+
+
+@pytest.mark.gpu
+def test_the_prefix_is_added_to_the_rounded_tail() -> None:
+    world = Ranks(2, 3, False)
+    world.run()
+    tail = world.outs[0].float()
+    world.prefix = torch.randn(3, HIDDEN, device="cuda").bfloat16()
+    world.run()
+    assert torch.equal(world.outs[0], (tail + world.prefix.float()).bfloat16())
 
 
 @pytest.mark.gpu

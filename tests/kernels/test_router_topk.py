@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import os
 import random
+import subprocess
+import sys
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
+from k3sim.kernels.compile_cache import ARCHITECTURES  # noqa: E402
 from k3sim.kernels.router_topk.launch import router_topk  # noqa: E402
 from k3sim.kernels.router_topk.reference import router_topk as reference  # noqa: E402
 
 EXPERTS = 896
+
+_BUILD = """
+from k3sim.kernels.router_topk.kernel import RouterConfiguration, compile_router
+compile_router(RouterConfiguration(num_shards=1))
+compile_router(RouterConfiguration(num_shards=8, table=True))
+compile_router(RouterConfiguration(num_shards=16, poll=True))
+"""
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_it_builds_without_a_gpu(architecture: str) -> None:
+    if importlib.util.find_spec("cutlass") is None:
+        pytest.skip("nvidia-cutlass-dsl is not installed")
+    environment = {**os.environ, "CUTE_DSL_ARCH": architecture}
+    command = [sys.executable, "-c", _BUILD]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def by_sorting(logits: list[float], bias: list[float]) -> list[int]:
