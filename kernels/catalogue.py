@@ -1,0 +1,247 @@
+"""Every kernel that ``build`` compiles: operator -> name -> function that compiles it for this process's architecture.
+
+The shapes are those of Kimi K3 at TP8 and TP16; a form that differs by rows, heads or state type has an entry of its
+own. Calling an entry imports CUTLASS, so the lists themselves can be read without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Compile = Callable[[], Any]
+Kernels = dict[str, Compile]
+
+NUM_SMS = {"sm_90a": 132, "sm_100a": 148, "sm_103a": 152}
+# Outputs and depth of the matrices at TP8 and TP16 (model/layout.py, rank_matrices).
+GEMV_SHAPES = (
+    (6288, 7168), (3216, 7168), (2112, 7168), (3584, 7168), (896, 7168), (448, 7168), (112, 7168), (56, 7168),
+    (1536, 7168), (768, 7168), (8448, 7168), (4224, 7168), (7168, 1536), (7168, 768), (7168, 384), (7168, 4224),
+    (7168, 2112), (7168, 3584), (896, 3584), (448, 3584), (2304, 1536), (1152, 1536), (1536, 128), (768, 128),
+)  # fmt: skip
+GEMV_ROWS = (1, 8)  # the FMA and the tensor-core form
+
+
+def skinny_gemv() -> Kernels:
+    from k3sim.kernels.compile_cache import architecture
+    from k3sim.kernels.skinny_gemv.configuration import Epilogue, GemvConfiguration, rule_tiling
+
+    def entry(num_outputs: int, depth: int, rows: int, epilogue: Epilogue, num_peers: int) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.skinny_gemv.kernel import compile_gemv
+
+            paired = epilogue is Epilogue.SITU_GLU
+            tiling = rule_tiling(
+                num_outputs=num_outputs, depth=depth, rows=rows, paired=paired, num_sms=NUM_SMS[architecture()]
+            )
+            return compile_gemv(
+                GemvConfiguration(
+                    num_outputs=num_outputs,
+                    depth=depth,
+                    rows=rows,
+                    fp32_out=False,
+                    epilogue=epilogue,
+                    num_peers=num_peers,
+                    tiling=tiling,
+                ).check()
+            )
+
+        return compile_one
+
+    kernels = {
+        f"{outputs}x{depth}_rows{rows}": entry(outputs, depth, rows, Epilogue.NONE, 0)
+        for outputs, depth in GEMV_SHAPES
+        for rows in GEMV_ROWS
+    }
+    for epilogue in Epilogue:
+        if epilogue is not Epilogue.NONE:
+            kernels[f"1536x7168_rows1_{epilogue.name.lower()}"] = entry(1536, 7168, 1, epilogue, 0)
+    kernels["7168x768_rows1_push8"] = entry(7168, 768, 1, Epilogue.NONE, 8)
+    return kernels
+
+
+def kda_decode() -> Kernels:
+    from k3sim.kernels.kda_decode.launch import RING_BYTES
+
+    def entry(heads: int, bf16_state: bool, cluster: int, threads: int) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.kda_decode.kernel import HEAD_DIM, KdaConfiguration, compile_kda
+
+            state_bytes = HEAD_DIM * HEAD_DIM * (2 if bf16_state else 4)
+            return compile_kda(
+                KdaConfiguration(
+                    heads=heads,
+                    bf16_state=bf16_state,
+                    cluster=cluster,
+                    threads=threads,
+                    stages=0 if cluster else RING_BYTES // state_bytes,
+                    pdl=True,
+                )
+            )
+
+        return compile_one
+
+    return {
+        f"heads{heads}_{'bf16' if bf16 else 'fp32'}_{f'cluster{cluster}' if cluster else 'stream'}": entry(
+            heads, bf16, cluster, threads
+        )
+        for heads in (6, 12)
+        for bf16 in (False, True)
+        for cluster, threads in ((8 if bf16 else 4, 128), (2, 256), (0, 256))
+    }
+
+
+def attn_res() -> Kernels:
+    def entry(kernel: str, num_snapshots: int) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.attn_res.kernel import AttnResConfiguration, compile_attn_res
+
+            return compile_attn_res(
+                AttnResConfiguration(kernel=kernel, num_snapshots=num_snapshots, has_delta=True, cluster=4, pdl=True)
+            )
+
+        return compile_one
+
+    return {
+        **{f"combine_snapshots{number}": entry("combine", number) for number in range(9)},
+        **{f"snapshot_part_snapshots{number}": entry("snapshot_part", number) for number in range(1, 9)},
+        "fold_prefix": entry("fold_prefix", 0),
+    }
+
+
+def expert_gemv() -> Kernels:
+    def entry(width: int, fp32_out: bool) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.expert_gemv.kernel import ExpertConfiguration, compile_experts
+
+            return compile_experts(ExpertConfiguration(width=width, fp32_out=fp32_out))
+
+        return compile_one
+
+    return {
+        f"width{width}_{'fp32' if fp32 else 'bf16'}": entry(width, fp32)
+        for width in (384, 192)
+        for fp32 in (False, True)
+    }
+
+
+def router_topk() -> Kernels:
+    def entry(num_shards: int, poll: bool) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.router_topk.kernel import RouterConfiguration, compile_router
+
+            return compile_router(RouterConfiguration(num_shards=num_shards, table=num_shards > 1, poll=poll))
+
+        return compile_one
+
+    return {"whole": entry(1, False), "shards8": entry(8, True), "shards16": entry(16, True)}
+
+
+def latent_tail() -> Kernels:
+    def entry(part: str, ranks: int, max_rows: int) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.latent_tail import kernel
+
+            configuration = kernel.TailConfiguration(ranks=ranks, max_rows=max_rows)
+            return {"send": kernel.compile_send, "up": kernel.compile_up, "collect": kernel.compile_collect}[part](
+                configuration
+            )
+
+        return compile_one
+
+    return {
+        f"{part}_ranks{ranks}_rows{rows}": entry(part, ranks, rows)
+        for part in ("send", "up", "collect")
+        for ranks in (8, 16)
+        for rows in (1, 4)
+    }
+
+
+def mla_decode() -> Kernels:
+    def decode(heads: int, fp8: bool) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.mla_decode.kernel import MlaDecodeConfiguration, compile_mla_decode
+            from k3sim.kernels.mla_decode.launch import chosen_clusters
+
+            return compile_mla_decode(
+                MlaDecodeConfiguration(
+                    heads=heads, fp8=fp8, clusters=chosen_clusters(1, heads), settled_cache=True
+                )
+            )
+
+        return compile_one
+
+    def merge(ranks: int) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.mla_decode.kernel import LseMergeConfiguration, compile_lse_merge
+
+            return compile_lse_merge(LseMergeConfiguration(ranks=ranks))
+
+        return compile_one
+
+    return {
+        **{
+            f"heads{heads}_{'fp8' if fp8 else 'bf16'}": decode(heads, fp8)
+            for heads in (6, 12, 96)
+            for fp8 in (True, False)
+        },
+        **{f"lse_merge_ranks{ranks}": merge(ranks) for ranks in (8, 16)},
+    }
+
+
+def mla_prep() -> Kernels:
+    def entry(heads: int, fp8: bool) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.mla_prep.kernel import MlaPrepConfiguration, compile_mla_prep
+
+            return compile_mla_prep(MlaPrepConfiguration(rows=1, heads=heads, fp8=fp8))
+
+        return compile_one
+
+    return {f"heads{heads}_{'fp8' if fp8 else 'bf16'}": entry(heads, fp8) for heads in (6, 12) for fp8 in (True, False)}
+
+
+def proj_allreduce() -> Kernels:
+    def produce(depth: int, ranks: int) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.proj_allreduce.kernel import ProduceConfiguration, compile_produce
+
+            return compile_produce(
+                ProduceConfiguration(rows=1, depth=depth, hidden=7168, ranks=ranks, max_rows=16)
+            )
+
+        return compile_one
+
+    def consume(ranks: int, snapshots: bool) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.proj_allreduce.kernel import ConsumeConfiguration, compile_consume
+
+            return compile_consume(
+                ConsumeConfiguration(
+                    rows=1, hidden=7168, ranks=ranks, max_rows=16, residual=True, snapshots=snapshots, release_next=True
+                )
+            )
+
+        return compile_one
+
+    return {
+        **{f"produce_depth{depth}_ranks{ranks}": produce(depth, ranks) for depth, ranks in ((1536, 8), (768, 16))},
+        **{
+            f"consume_ranks{ranks}{'_snapshots' if snapshots else ''}": consume(ranks, snapshots)
+            for ranks in (8, 16)
+            for snapshots in (False, True)
+        },
+    }
+
+
+BUILDS: Mapping[str, Callable[[], Kernels]] = {
+    "skinny_gemv": skinny_gemv,
+    "kda_decode": kda_decode,
+    "attn_res": attn_res,
+    "expert_gemv": expert_gemv,
+    "router_topk": router_topk,
+    "latent_tail": latent_tail,
+    "mla_decode": mla_decode,
+    "mla_prep": mla_prep,
+    "proj_allreduce": proj_allreduce,
+}
