@@ -16,7 +16,8 @@ Top k
     The last block to finish reads the logits back from L2. Keys are 64 bits, logit and inverted id, so no two are
     equal. A thread takes every 256th group of four and finds its largest; the k-th largest of those 256 is a bound that
     at least k keys reach, and only k threads hold any that do, so the list of survivors is bounded by k x N / 256
-    whatever the logits are. Survivors are ranked by counting. Rows follow one another: about 3 us each.
+    whatever the logits are. Survivors are ranked by counting. Rows follow one another: 8 us each (H200, 2026-11-29), so
+    at 16 rows the selection (128 us) outlasts the products (50 us).
 
 Limits
     D a multiple of 1792, N a multiple of 16 between 1024 and 20480, B at most 16, k at most 64.

@@ -27,6 +27,13 @@ Merge
     workspace and counts; of the blocks with the same slice the last one merges them. The counter wraps to zero by
     itself (replay needs no host). Merging all splits in one last block would let one SM read 3 MB at 8k tokens: 28 us.
 
+Where it stands (H200, 2026-11-29; h200.json beside this file)
+    12 heads, e4m3: 8k tokens 9.1 us, 128k tokens 36.2 us, which is 45 % of the bandwidth that plain reads reach there.
+    The time goes with the pages of a block, not with bytes in flight: 8 clusters 56.7, 12 41.6, 15 36.2 us, 1.4 us a
+    page; up to four pages a block, which are all requested before the loop, take 0.95 us each. So issuing the next
+    page's copies inside the loop costs about 0.4 us (uniform operands: eight one after the other in every warp), and the
+    rest is latency of one page's chain of products, maxima, probabilities, products, with nothing beside it.
+
 Limits
     Heads in tiles of 16 (6 and 12 pad to one; tiles of more heads share the cache through L2). Context length is not
     limited; pages may lie beyond 2^31 bytes.

@@ -35,15 +35,19 @@ def mla_prep(
     kv_norm_V: torch.Tensor,
     query_up: torch.Tensor,
     key_up_HNV: torch.Tensor,
+    *,
+    carry: torch.dtype = torch.float32,
 ) -> Prepared:
     """``latents [B, L + V + P]``: query latent, key-value latent, extra. ``query_up [H (N + P), L]``: a head's 128, then 64.
 
     Score of a cached row c with latent part u and extra part e is q_nope . (W_UK u) + q_extra . e, which equals
-    (q_nope W_UK) . u + q_extra . e: the query moves into the latent and keys are never formed. Nothing is rotated.
+    (q_nope W_UK) . u + q_extra . e: the query moves into the latent and keys are never formed. Nothing is rotated. ``carry``: dtype in which the normalised query latent and the query values pass
+    from one step to the next (bf16 where they are separate operators, and in the kernel).
     """
     heads = key_up_HNV.shape[0]
     query_latent_BL, kv_BV, extra_BP, *_ = latents.float().split((QUERY_LATENT, LATENT, EXTRA), dim=-1)
-    query_BHQ = (rms_norm(query_latent_BL, query_norm_L) @ query_up.float().T).unflatten(-1, (heads, NOPE + EXTRA))
+    query_BHQ = (rms_norm(query_latent_BL, query_norm_L).to(carry).float() @ query_up.float().T).to(carry).float()
+    query_BHQ = query_BHQ.unflatten(-1, (heads, NOPE + EXTRA))
     absorbed_BHV = torch.einsum("bhn,hnv->bhv", query_BHQ[..., :NOPE], key_up_HNV.float())
     row_BD = torch.cat([rms_norm(kv_BV, kv_norm_V), extra_BP], dim=-1)
     return Prepared(torch.cat([absorbed_BHV, query_BHQ[..., NOPE:]], dim=-1), row_BD)

@@ -26,6 +26,9 @@ Protocol (Lamport's; TensorRT-LLM's one-shot all-reduce uses the same)
     is a number in this rank's memory that ``consume`` advances, so graphs replay without the host. Stores are unicast
     and 16 bytes; the check is by 4-byte word, the size that is certain to arrive whole.
 
+What it reaches (H200, 2026-11-29; h200.json beside this file; weights cold, 8 slots on the one GPU, no link)
+    ``produce`` one row, K 1536 / 768: 7.5 / 4.3 us (cuBLAS without push 8.3 / 5.4). With ``consume``: 9.4 / 6.9 us.
+
 Limits
     K a multiple of 128 up to 1536, D = 64 x threads of ``consume`` (at most 8192), at most 16 rows and 16 ranks.
     ``consume`` must be the launch that follows ``produce`` on its stream: it starts early and reads its operands before
