@@ -39,7 +39,7 @@ class PackedExperts:
 
     @property
     def width(self) -> int:
-        return self.gate_up.shape[1] * 8
+        return int(self.gate_up.shape[1]) * 8
 
 
 def pack_experts(experts: Experts) -> PackedExperts:

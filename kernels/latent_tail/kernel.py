@@ -83,22 +83,24 @@ class TailConfiguration:
         return self.max_rows * by_row + (self.max_rows + 7) // 8 * UP_WARPS * 8 * OUTPUTS * 4
 
 
-def _await4(g_address: Int64) -> tuple[Uint32, ...]:
+def _await4(g_address: Int64) -> ptx.Words:
     """16 bytes, once each of their words has arrived."""
     checks = " ".join(f"setp.eq.u32 p, {{$w{i}}}, {EMPTY:#x}; @p bra again;" for i in range(4))
-    return inline_ptx(
+    arrived: ptx.Words = inline_ptx(
         "{ .reg .pred p; again: ld.volatile.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}]; " + checks + " }",
         write_only_types=[Uint32] * 4,
         read_only_args=[g_address],
     )
+    return arrived
 
 
-def _load_volatile4(g_address: Int64) -> tuple[Uint32, ...]:
-    return inline_ptx(
+def _load_volatile4(g_address: Int64) -> ptx.Words:
+    words: ptx.Words = inline_ptx(
         "ld.volatile.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
         write_only_types=[Uint32] * 4,
         read_only_args=[g_address],
     )
+    return words
 
 
 def _push(g_address: Int64, words: Any) -> None:
@@ -110,14 +112,15 @@ def _push(g_address: Int64, words: Any) -> None:
 
 def _not_empty(word: Uint32) -> Uint32:
     """Two bf16 NaN of all ones become the usual ones."""
-    return inline_ptx(
+    sendable: Uint32 = inline_ptx(
         f"{{ .reg .pred p; setp.eq.u32 p, {{$r0}}, {EMPTY:#x}; selp.b32 {{$w0}}, 0x7fff7fff, {{$r0}}, p; }}",
         write_only_types=[Uint32],
         read_only_args=[word],
     )
+    return sendable
 
 
-def _add_pairs(totals: list[Float32], words: tuple[Uint32, ...]) -> list[Float32]:
+def _add_pairs(totals: list[Float32], words: ptx.Words) -> list[Float32]:
     values = [value for word in words for value in (ptx.low_bf16(word), ptx.high_bf16(word))]
     return [total + value for total, value in zip(totals, values, strict=True)]
 
@@ -278,8 +281,8 @@ class TailUp:
         # Eight outputs fill half of operand A's rows; columns of operand B without a row of x repeat the last one.
         zero = Uint32(0)
         for half_rows in range_constexpr((c.max_rows + 7) // 8):
-            sums = [Float32(0.0)] * 4
-            others = [Float32(0.0)] * 4
+            sums: Any = [Float32(0.0)] * 4
+            others: Any = [Float32(0.0)] * 4
             s_row = s_x + cutlass.min(half_rows * 8 + group, rows - 1) * ROW_BYTES + first_column * 2
             for j in range_constexpr(STEPS):
                 x = ptx.shared_load4(s_row + 64 * j)
@@ -327,18 +330,19 @@ class TailUp:
         return totals
 
 
-def _arrived(g_address: Int64, words: tuple[Uint32, ...]) -> tuple[Uint32, ...]:
+def _arrived(g_address: Int64, words: ptx.Words) -> ptx.Words:
     """``words``, a first reading of ``g_address``, or a later one that is complete."""
     # Registers of its own: an output may share one with an input that is still needed.
     checks = " ".join(f"setp.eq.u32 p, w{i}, {EMPTY:#x}; @p bra again;" for i in range(4))
     enter = " ".join(f"mov.b32 w{i}, {{$r{i + 1}}};" for i in range(4))
     leave = " ".join(f"mov.b32 {{$w{i}}}, w{i};" for i in range(4))
-    return inline_ptx(
+    arrived: ptx.Words = inline_ptx(
         "{ .reg .pred p; .reg .b32 w0, w1, w2, w3; " + enter + " bra check; "
         "again: ld.volatile.global.v4.b32 {w0, w1, w2, w3}, [{$r0}]; check: " + checks + " " + leave + " }",
         write_only_types=[Uint32] * 4,
         read_only_args=[g_address, *words],
     )
+    return arrived
 
 
 class TailCollect:
@@ -376,7 +380,7 @@ class TailCollect:
             place = Int64(row * HIDDEN_CHUNKS + part * COPY_THREADS + tid) * 16
             if const_expr(c.prefix):
                 before = ptx.load_l2(prefix + place)
-            words = _await4(gathered + place)
+            words: Any = _await4(gathered + place)
             ptx.store(gathered + place, empty)
             if const_expr(c.prefix):
                 totals = _add_pairs(_add_pairs([Float32(0.0)] * CHUNK, words), before)

@@ -57,11 +57,11 @@ class TailSlots:
 
     @property
     def ranks(self) -> int:
-        return self.latent.shape[0]
+        return int(self.latent.shape[0])
 
     @property
     def max_rows(self) -> int:
-        return self.latent.shape[1]
+        return int(self.latent.shape[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class TailPeers:
 
     @property
     def ranks(self) -> int:
-        return self.latent.shape[0]
+        return int(self.latent.shape[0])
 
 
 def _check_peers(peers: TailPeers, rank: int, rows: int, like: torch.Tensor) -> None:

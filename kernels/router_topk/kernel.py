@@ -55,14 +55,15 @@ class RouterConfiguration:
     poll: bool = False
 
 
-def _await4(g_address: Int64) -> tuple[Uint32, ...]:
+def _await4(g_address: Int64) -> ptx.Words:
     """16 bytes, once each of their words has arrived."""
     checks = " ".join(f"setp.eq.u32 p, {{$w{i}}}, {EMPTY:#x}; @p bra again;" for i in range(4))
-    return inline_ptx(
+    arrived: ptx.Words = inline_ptx(
         "{ .reg .pred p; again: ld.volatile.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}]; " + checks + " }",
         write_only_types=[Uint32] * 4,
         read_only_args=[g_address],
     )
+    return arrived
 
 
 def _key(choice: Float32, expert: Int32) -> Uint64:
