@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from k3sim.ask import SIDE_KEYS, ask, warnings_of
-from k3sim.options import Options
+from k3sim.ask import ask, warnings_of
+from k3sim.options import SIDE_KEYS, Options
 from k3sim.report import SCHEMA_VERSION, _bar, _card, dump_json, summary
 from k3sim.sim.machine import describe
 from k3sim.sim.predict import Prediction, difference_us, predict

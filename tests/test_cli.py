@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from k3sim.ask import Options, parse_side
+from k3sim.ask import parse_side
 from k3sim.cli import main
 from k3sim.errors import UserError
+from k3sim.options import Options
 
 ROOT = Path(__file__).parents[1]
 FILES = {"timeline.json", "timeline.html", "timeline.pftrace", "stages.csv"}

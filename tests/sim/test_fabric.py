@@ -20,9 +20,7 @@ def fabric(num_ranks: int, *, all_ranks: bool = True, **machine: object) -> tupl
 
 
 def bytes_of(one: Fabric, resource: str, end_ps: int) -> dict[int, float]:
-    return {
-        counter.rank: counter.bytes_until(end_ps) for counter in one.counters() if counter.resource == resource
-    }
+    return {counter.rank: counter.bytes_until(end_ps) for counter in one.counters() if counter.resource == resource}
 
 
 def test_a_push_is_visible_one_way_after_its_last_byte_left() -> None:
