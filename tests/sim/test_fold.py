@@ -109,7 +109,11 @@ def test_expanding_repeats_the_cells_in_order() -> None:
 def both(path: str, skew: Skew, machine: str, **layout: int) -> tuple[Prediction, Prediction]:
     workload = Workload(concurrency=layout.pop("concurrency", 1), context=layout.pop("context", 8192))
     question = Question(
-        architecture=K3, layout=Layout(**layout), workload=workload, machine=load_machine(machine), skew=skew
+        architecture=K3,
+        layout=Layout(**layout),  # type: ignore[arg-type]
+        workload=workload,
+        machine=load_machine(machine),
+        skew=skew,
     )
     return predict(question, find_path(path)), predict(replace(question, folded=False), find_path(path))
 

@@ -243,7 +243,8 @@ def test_a_prefetch_larger_than_l2_ends_though_it_evicts_itself() -> None:
 )
 def test_hbm_and_l2_serve_what_was_asked_and_nothing_else(steps: list[tuple[str, str, int, int]]) -> None:
     env, one = memory()
-    hbm_bytes, l2_bytes, prefetched = 0, 0, []
+    hbm_bytes, l2_bytes = 0, 0
+    prefetched: list[simpy.events.Process] = []
     for action, region, num_bytes, pause_ps in steps:
         if action == "write":
             one.write(num_bytes, FAST)
@@ -259,7 +260,7 @@ def test_hbm_and_l2_serve_what_was_asked_and_nothing_else(steps: list[tuple[str,
         env.run(until=env.now + pause_ps + 1)
         check(one.l2)
     env.run()
-    hbm_bytes += sum(done.value for done in prefetched)
+    hbm_bytes += sum(int(done.value or 0) for done in prefetched)
     served = {counter.resource: counter.bytes_until(int(env.now)) for counter in one.counters(0)}
     slack = 5 * (len(steps) + 1)  # less than one picosecond at full rate a transfer
     assert served.get(HBM, 0) == pytest.approx(hbm_bytes, abs=slack)
