@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -53,8 +54,9 @@ def stages(one: Program, layer: int) -> list[str]:
     ],
 )
 def test_weight_bytes_of_a_rank_and_step(path: str, tp: int, pads: bool, expected_gb: float) -> None:
-    assert find_path(path).pads_experts is (path == "stock")
-    one = program(path, Layout(tp=tp, pad_experts=pads))
+    layout = find_path(path).layout(Layout(tp=tp), Workload(), None)
+    assert layout.pad_experts is (path == "stock")
+    one = program(path, replace(layout, pad_experts=pads))
     assert weight_bytes(one) / GB == pytest.approx(expected_gb, rel=0.001)
 
 

@@ -150,7 +150,6 @@ def test_the_folded_step_is_the_full_one(path: str, skew: Skew, layout: dict[str
     assert worst_ps <= 0.001 * full.step_ps
 
 
-@pytest.mark.xfail(strict=True, reason="layers simulated as neighbours alone are counted into the floor")
 @pytest.mark.parametrize("path", PATHS)
 def test_the_floor_of_a_folded_step_is_that_of_the_full_one(path: str) -> None:
     folded, full = both(path, Skew.OFF, "gb300", tp=16)

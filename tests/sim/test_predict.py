@@ -90,7 +90,6 @@ def test_more_work_takes_longer(path: str) -> None:
     assert by_context == sorted(by_context)
 
 
-@pytest.mark.xfail(strict=True, reason="one block of attention reads the whole of W_UV when the context is one tile")
 @pytest.mark.parametrize("path", ("fused", "persistent"))
 def test_a_short_context_takes_no_longer(path: str) -> None:
     assert (
