@@ -101,15 +101,18 @@ class Fabric:
                     weights[f"egress {other}"] = 1
         loaded = simpy.Event(self._env)
 
+        def arrived(_: simpy.Event) -> None:
+            loaded.succeed()
+
         def request_arrived(_: simpy.Event) -> None:
             moved = self._ports.transfer(num_bytes, weights, self._ingress)
             assert moved.callbacks is not None
-            moved.callbacks.append(lambda _: self._after(self._one_way_ps, lambda _: loaded.succeed()))
+            moved.callbacks.append(lambda _: self._after(self._one_way_ps, arrived))
 
         self._after(self._one_way_ps, request_arrived)
         return loaded
 
-    def _after(self, delay_ps: int, then: Callable[[simpy.Event], object]) -> None:
+    def _after(self, delay_ps: int, then: Callable[[simpy.Event], None]) -> None:
         timeout = self._env.timeout(delay_ps)
         assert timeout.callbacks is not None
         timeout.callbacks.append(then)
