@@ -117,7 +117,12 @@ class Report:
             "fused": summary(self.fused),
             "persistent": summary(self.persistent),
             "switches_added": [
-                {"label": label, "step_us": prediction.step_us} for label, prediction in self.ladder
+                {
+                    "label": label,
+                    "step_us": prediction.step_us,
+                    "waits_delta_us": difference_us(before, prediction),
+                }
+                for (label, prediction), (_, before) in zip(self.ladder, (self.ladder[0], *self.ladder), strict=False)
             ],
             "switches_removed": [
                 {
