@@ -7,7 +7,7 @@
 #   make wheel       the same installation, its size and contents checked, the default command run from it
 #   make docs        only the documented commands and examples
 #   make bench       start-up, speed, memory and repeatability against their budgets
-#   make readme      rewrite what README.md shows of a run: the output and the picture (needs chromium)
+#   make readme      rewrite what README.md and docs/measurements.md show of a run (the picture needs chromium)
 #   make clean       remove what the targets made
 
 PYTHON ?= python3
@@ -36,6 +36,7 @@ bench: $(VENV)/.base
 
 readme: picture
 	$(BIN)/python docs/readme_output.py
+	$(BIN)/python docs/measurements_tables.py
 
 picture: $(VENV)/.base
 	$(BIN)/python docs/picture.py

@@ -32,10 +32,9 @@ def ask(options: Options) -> tuple[Question, ExecutionPath]:
         raise UserError(f"routing skew is {options.routing_skew}; accepted: 0 (uniform) to 4")
     if not 0 <= options.seed < 2**31:
         raise UserError(f"seed is {options.seed}; accepted: 0 to {2**31 - 1}")
-    pads = path.pads_experts if options.pad_experts is None else options.pad_experts
     check_fits(
         architecture,
-        replace(layout, pad_experts=pads),
+        path.layout(layout, workload, options.pad_experts),
         hbm_capacity_bytes=machine.hbm_capacity_bytes,
         machine_name=machine.name,
         concurrency=workload.concurrency,

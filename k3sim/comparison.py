@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from k3sim.ask import SIDE_KEYS, ask, warnings_of
-from k3sim.options import Options
-from k3sim.report import SCHEMA_VERSION, _bar, _card, dump_json, summary
+from k3sim.ask import ask, warnings_of
+from k3sim.options import SIDE_KEYS, Options
+from k3sim.report import SCHEMA_VERSION, _bar, _card, check_writable, dump_json, summary
 from k3sim.sim.machine import describe
 from k3sim.sim.predict import Prediction, difference_us, predict
 from k3sim.sim.whole_file import write_whole_file
@@ -70,6 +70,7 @@ class Comparison:
             "html": str(folder / "compare.html"),
             "perfetto": str(folder / "compare.pftrace"),
         }
+        check_writable(files)
         timelines = {side.label: side.prediction.full for side in (self.before, self.after)}
         write_whole_file(Path(files["json"]), dump_json(self.to_dict(files)).encode())
         write_html_report(self.html_data(), timelines, Path(files["html"]))

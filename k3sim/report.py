@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from k3sim.ask import warnings_of
+from k3sim.errors import UserError
 from k3sim.sim.machine import describe
 from k3sim.sim.predict import Prediction, Question, difference_us
 from k3sim.sim.timeline import PS_PER_US, Timeline
@@ -116,7 +117,12 @@ class Report:
             "fused": summary(self.fused),
             "persistent": summary(self.persistent),
             "switches_added": [
-                {"label": label, "step_us": prediction.step_us} for label, prediction in self.ladder
+                {
+                    "label": label,
+                    "step_us": prediction.step_us,
+                    "waits_delta_us": difference_us(before, prediction),
+                }
+                for (label, prediction), (_, before) in zip(self.ladder, (self.ladder[0], *self.ladder), strict=False)
             ],
             "switches_removed": [
                 {
@@ -153,6 +159,7 @@ class Report:
             "perfetto": str(folder / "timeline.pftrace"),
             "stages": str(folder / "stages.csv"),
         }
+        check_writable(files)
         timelines = {label: prediction.full for label, prediction in self.labelled.items()}
         write_whole_file(Path(files["json"]), dump_json(self.to_dict(files)).encode())
         write_html_report(self.html_data(), timelines, Path(files["html"]))
@@ -199,6 +206,13 @@ class Report:
             "machine_values": describe(question.machine),
             "not_modelled": [*warnings_of(question), *NOT_MODELLED],
         }
+
+
+def check_writable(files: Mapping[str, str]) -> None:
+    """UserError when a file of the report cannot be written, before any of them is."""
+    for path in files.values():
+        if Path(path).is_dir():
+            raise UserError(f"{path} is a folder and stands where a file of the report goes; move it or give --out")
 
 
 def summary(prediction: Prediction) -> dict[str, Any]:

@@ -13,18 +13,19 @@ switches the public low-latency builds (vLLM 53525, 53526, 53152, 54168; SGLang 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from k3sim.errors import UserError
 
 if TYPE_CHECKING:
-    from k3sim.model.layout import Layout
+    from k3sim.model.layout import Layout, Workload
 
 SWITCHES = ("size-matched", "welded", "shared-routing", "prefetch")
 PATH_NAMES = ("stock", "fused", "persistent")
 
 START, HEAD = "start", "head"
+ANY_ROWS = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class Row:
     off: tuple[str, ...] = ()
     needs: str = ""  # "dcp" or "no dcp"; "few kda heads" or "many kda heads"
     min_rows: int = 1
-    max_rows: int = 1 << 30
+    max_rows: int = ANY_ROWS
 
     def applies(self, switches: frozenset[str], layout: Layout, kda_heads: int, rows: int) -> bool:
         """Whether the row runs under these switches, on this layout, for this many rows."""
@@ -88,8 +89,16 @@ class Path:
     switches: frozenset[str]
     tables: Mapping[str, tuple[Row, ...]]
     next_weights: Mapping[str, tuple[str, ...]]  # mixer -> what a prefetch for the coming layer fetches
-    pads_experts: bool = False
+    unpadded_rows: int = 0  # up to how many rows the expert kernels take a slice as it is
     switch_order: tuple[str, ...] = field(default=SWITCHES)
+
+    def layout(self, layout: Layout, workload: Workload, pad_experts: bool | None) -> Layout:
+        """``layout`` with expert slices padded as asked, or (None) as the path's expert kernels need them.
+
+        The public grouped launches round a rank's slice of 192 up to 256; the dedicated kernel does not.
+        """
+        rows = -(-workload.concurrency // layout.dp)
+        return replace(layout, pad_experts=rows > self.unpadded_rows if pad_experts is None else pad_experts)
 
 
 def find_path(name: str, *, with_switches: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> Path:
@@ -100,7 +109,7 @@ def find_path(name: str, *, with_switches: tuple[str, ...] = (), without: tuple[
     Raises UserError for an unknown path or switch, a switch both named and taken away, and switches on a path
     that has none.
     """
-    from k3sim.model.path_rows import FUSED_NEXT_WEIGHTS, FUSED_TABLES, PERSISTENT_TABLES
+    from k3sim.model.path_rows import BLOCK_ROWS, FUSED_NEXT_WEIGHTS, FUSED_TABLES, PERSISTENT_TABLES
 
     for switch in (*with_switches, *without):
         if switch not in SWITCHES:
@@ -118,6 +127,7 @@ def find_path(name: str, *, with_switches: tuple[str, ...] = (), without: tuple[
             switches=frozenset(SWITCHES),
             tables=PERSISTENT_TABLES,
             next_weights=FUSED_NEXT_WEIGHTS,
+            unpadded_rows=ANY_ROWS,
         )
     chosen: frozenset[str] = frozenset()
     if name == "fused":
@@ -127,8 +137,7 @@ def find_path(name: str, *, with_switches: tuple[str, ...] = (), without: tuple[
         switches=chosen,
         tables=FUSED_TABLES,
         next_weights=FUSED_NEXT_WEIGHTS,
-        # The public expert launches round a rank's slice of 192 up to 256; the dedicated kernel does not.
-        pads_experts="size-matched" not in chosen,
+        unpadded_rows=BLOCK_ROWS if "size-matched" in chosen else 0,
     )
 
 

@@ -450,7 +450,9 @@ class _Engine:
             shared_ps = duration_ps - at_cap_ps
             weights_ps = at_peak_ps - state_ps
             if run.stream == "main":
-                weights_ps += shared_ps
+                shared_state_ps = shared_ps * stream.kv_state_bytes // stream.hbm_bytes
+                state_ps += shared_state_ps
+                weights_ps += shared_ps - shared_state_ps
                 shared_ps = 0
             for phase, length_ps in (
                 (Phase.WEIGHTS, weights_ps),
@@ -492,7 +494,8 @@ class _Engine:
         state.sent_ps = int(self.env.now)
         yield from self.poll(rank, run, exchange, state)
         if pulls:
-            yield self.env.timeout(self.fabric.load_ps(work.sent_bytes_per_peer, call.group_size))
+            yield self.fabric.load(rank, exchange, work.sent_bytes_per_peer)
+            run.sent_bytes += work.sent_bytes_per_peer * (call.group_size - 1)  # every peer loads this rank's part
             self.span(run, Phase.SEND, -1, -1)
 
     def poll(self, rank: int, run: KernelRun, exchange: Exchange, sender: _State) -> Steps:

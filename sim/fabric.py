@@ -10,6 +10,7 @@ When ranks are identical one is simulated: it stands for all, so its own port ca
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import simpy
@@ -17,7 +18,7 @@ import simpy
 from k3sim.sim.bandwidth import SharedBandwidth
 from k3sim.sim.machine import Machine
 from k3sim.sim.memory import bytes_per_us, picoseconds
-from k3sim.sim.timeline import PS_PER_US, Counter
+from k3sim.sim.timeline import Counter
 
 
 @dataclass(eq=False)
@@ -67,9 +68,8 @@ class Fabric:
             # Its peers do the same at the same time, so this port receives from all of them.
             weights = {f"egress {rank}": copies, f"ingress {rank}": peers}
         else:
-            group = rank // exchange.group_size
             weights = {f"egress {rank}": copies}
-            for other in range(group * exchange.group_size, (group + 1) * exchange.group_size):
+            for other in self._group(rank, exchange.group_size):
                 if other != rank:
                     weights[f"ingress {other}"] = 1
         sent = self._ports.transfer(bytes_per_peer, weights, self._egress)
@@ -85,10 +85,41 @@ class Fabric:
             sent.callbacks.append(arrive)
         return sent
 
-    def load_ps(self, num_bytes: int, group_size: int) -> int:
-        """A load from the peers' buffers: over the switch and back, one sum or every peer's part."""
-        copies = 1 if self._in_switch_reduction else group_size - 1
-        return 2 * self._one_way_ps + -(-num_bytes * copies * PS_PER_US // self._ingress)
+    def load(self, rank: int, exchange: Exchange, num_bytes: int) -> simpy.Event:
+        """Load ``num_bytes`` of every peer's buffer; the event fires when the last byte is here.
+
+        Every peer loads too, so a port sends once for each of them. What comes in is one sum where the switch
+        adds up, and every peer's part where it does not.
+        """
+        peers = exchange.group_size - 1
+        parts = 1 if self._in_switch_reduction else peers
+        weights = {f"egress {rank}": peers, f"ingress {rank}": parts}
+        if len(self._ranks) > 1:
+            weights = {f"ingress {rank}": parts}
+            for other in self._group(rank, exchange.group_size):
+                if other != rank:
+                    weights[f"egress {other}"] = 1
+        loaded = simpy.Event(self._env)
+
+        def arrived(_: simpy.Event) -> None:
+            loaded.succeed()
+
+        def request_arrived(_: simpy.Event) -> None:
+            moved = self._ports.transfer(num_bytes, weights, self._ingress)
+            assert moved.callbacks is not None
+            moved.callbacks.append(lambda _: self._after(self._one_way_ps, arrived))
+
+        self._after(self._one_way_ps, request_arrived)
+        return loaded
+
+    def _after(self, delay_ps: int, then: Callable[[simpy.Event], None]) -> None:
+        timeout = self._env.timeout(delay_ps)
+        assert timeout.callbacks is not None
+        timeout.callbacks.append(then)
+
+    def _group(self, rank: int, group_size: int) -> range:
+        first = rank // group_size * group_size
+        return range(first, first + group_size)
 
     def _visible(self, rank: int, exchange: Exchange) -> None:
         exchange.visible_ps[rank] = int(self._env.now)

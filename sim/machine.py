@@ -312,6 +312,11 @@ def _scalar(where: str, given: object, spec: Field[Any]) -> float | int | bool:
             raise _Refusal(f"{where} is {given!r:.60}, accepted is true or false")
         return given
     number = _number(where, given, zero=spec.metadata["zero"])
+    # Bounds wide enough for any machine, so that arithmetic stays finite: a unit slip shows here, not as overflow.
+    most = 1.0 if spec.metadata["unit"] == "s" else 1e21
+    least = 0.0 if number == 0 else 1e-15 if spec.metadata["unit"] == "s" else 1e-6
+    if not least <= number <= most:
+        raise _Refusal(f"{where} is {given!r}, accepted is {least:g} to {most:g} {spec.metadata['unit']}")
     if spec.type == "int":
         if number != int(number):
             raise _Refusal(f"{where} is {given!r}, accepted is a whole number")

@@ -116,8 +116,7 @@ class Prediction:
 
 def predict(question: Question, path: Path) -> Prediction:
     """Simulate one path."""
-    pads = path.pads_experts if question.pad_experts is None else question.pad_experts
-    layout = replace(question.layout, pad_experts=pads)
+    layout = path.layout(question.layout, question.workload, question.pad_experts)
     fold: Fold | None = None
     if question.folded and question.skew is not Skew.SAMPLED:
         fold = fold_layers(question.architecture)
@@ -148,7 +147,9 @@ def _moved_bytes(program: Program, fold: Fold | None) -> int:
     total = 0
     for call in program.calls:
         if call.operator not in ("host", "l2_prefetch.bulk"):
-            total += work_of(call.operator, call.weights, call.shape).moved_bytes() * count.get(call.layer, 1)
+            # A layer that was kept only as a neighbour stands for none; start and head are there once.
+            times = count.get(call.layer, 0) if fold is not None and call.layer in fold.layers else 1
+            total += work_of(call.operator, call.weights, call.shape).moved_bytes() * times
     return total
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from k3sim.ask import Options, parse_side
+from k3sim.ask import parse_side
 from k3sim.cli import main
 from k3sim.errors import UserError
+from k3sim.options import Options
 
 ROOT = Path(__file__).parents[1]
 FILES = {"timeline.json", "timeline.html", "timeline.pftrace", "stages.csv"}
@@ -142,9 +143,9 @@ def test_a_file_in_the_place_of_the_output_folder_is_refused_and_kept(capsys: Ca
 
 
 def test_a_folder_in_the_place_of_an_output_file_is_refused(capsys: Capture, out: Path) -> None:
-    (out / "timeline.json").mkdir(parents=True)
-    assert "cannot write" in refusal(capsys, "timeline", "--out", str(out))
-    assert [path.name for path in out.rglob("*")] == ["timeline.json"]
+    (out / "timeline.html").mkdir(parents=True)
+    assert "stands where a file of the report goes" in refusal(capsys, "timeline", "--out", str(out))
+    assert [path.name for path in out.rglob("*")] == ["timeline.html"]
 
 
 def model(change: Callable[[dict[str, Any]], object]) -> str:

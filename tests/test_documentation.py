@@ -131,12 +131,24 @@ def test_the_index_lists_every_page() -> None:
 
 
 def test_the_front_page_shows_what_the_program_prints() -> None:
-    spec = importlib.util.spec_from_file_location("readme_output", ROOT / "docs" / "readme_output.py")
-    assert spec is not None and spec.loader is not None
-    readme_output = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(readme_output)
+    readme_output = script("readme_output")
     readme = (ROOT / "README.md").read_text()
     assert readme == readme_output.rewritten(readme), "out of date: run 'make readme' and commit what it changed"
+
+
+def test_the_measurements_page_shows_what_the_program_predicts() -> None:
+    tables = script("measurements_tables")
+    page = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
+    assert page == tables.rewritten(page), "out of date: run 'make readme' and commit what it changed"
+
+
+def script(name: str) -> Any:
+    """A script of the documentation as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_the_picture_is_small_enough_for_a_front_page() -> None:
@@ -244,7 +256,7 @@ def test_documented_keys_of_machines(documents: dict[str, Any]) -> None:
 def test_documented_keys_of_validate(documents: dict[str, Any]) -> None:
     document = documents["validate"]
     check("validate", [document])
-    check("reading", [row for rows in document.values() for row in rows])
+    check("reading", [row for rows in document.values() if isinstance(rows, list) for row in rows])
 
 
 def test_what_is_said_to_add_up_does(documents: dict[str, Any]) -> None:

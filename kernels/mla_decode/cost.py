@@ -13,6 +13,7 @@ from k3sim.model.program import Weight
 
 TOKENS_PER_BLOCK = 64  # one tile of keys: at 8k context 128 blocks run
 MAX_SPLITS = 128  # beyond it a block walks several tiles
+LIFT_BLOCKS = 48
 HEAD_TILE = 16  # tensor-core rows that heads are padded to
 
 
@@ -21,6 +22,7 @@ def _attention(
 ) -> Pass:
     padded_heads = -(-heads // HEAD_TILE) * HEAD_TILE
     return Pass(
+        num_blocks=rows * min(MAX_SPLITS, -(-context // TOKENS_PER_BLOCK)),
         num_address_loads=0 if early else 1,  # the public form reads its page table after the wait
         num_dependent_loads=1,
         reads=(Read(region="", num_bytes=rows * context * kv_row_bytes, kind=ReadKind.KV_STATE, early=early),),
@@ -43,7 +45,8 @@ def _merge(*, rows: int, heads: int, context: int, kv_lora_rank: int) -> Pass:
 
 def _footprint(*, rows: int, context: int, passes: tuple[Pass, ...], sent_bytes_per_peer: int = 0) -> Work:
     return Work(
-        num_blocks=rows * min(MAX_SPLITS, -(-context // TOKENS_PER_BLOCK)),
+        # The lift to values needs blocks too where the context is short.
+        num_blocks=max(rows * min(MAX_SPLITS, -(-context // TOKENS_PER_BLOCK)), LIFT_BLOCKS),
         threads_per_block=256,
         smem_bytes_per_block=100 * 1024,
         bytes_in_flight_per_block=72 * 1024,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -19,7 +20,11 @@ GB = 1e9
 
 def program(path: Path | str, layout: Layout | None = None, workload: Workload | None = None, **how: object) -> Program:
     return build_program(
-        K3, layout or Layout(), workload or Workload(), find_path(path) if isinstance(path, str) else path, **how  # type: ignore[arg-type]
+        K3,
+        layout or Layout(),
+        workload or Workload(),
+        find_path(path) if isinstance(path, str) else path,
+        **how,  # type: ignore[arg-type]
     )
 
 
@@ -49,8 +54,9 @@ def stages(one: Program, layer: int) -> list[str]:
     ],
 )
 def test_weight_bytes_of_a_rank_and_step(path: str, tp: int, pads: bool, expected_gb: float) -> None:
-    assert find_path(path).pads_experts is (path == "stock")
-    one = program(path, Layout(tp=tp, pad_experts=pads))
+    layout = find_path(path).layout(Layout(tp=tp), Workload(), None)
+    assert layout.pad_experts is (path == "stock")
+    one = program(path, replace(layout, pad_experts=pads))
     assert weight_bytes(one) / GB == pytest.approx(expected_gb, rel=0.001)
 
 
@@ -127,8 +133,10 @@ def test_the_optimised_paths_run_fewer_kernels() -> None:
 @pytest.mark.parametrize(("path", "exchanges"), [("stock", 280), ("fused", 280 + 92), ("persistent", 280 + 92)])
 def test_exchanges_between_ranks(path: str, exchanges: int) -> None:
     # Embedding, attention of 93 layers, the dense FFN, two in each MoE layer, logits; shared routing adds one a layer.
-    assert sum(bool(call.sends) for call in program(path, Layout(tp=8)).calls) == exchanges == (
-        1 + 93 + 1 + 2 * 92 + 1 + (92 if path != "stock" else 0)
+    assert (
+        sum(bool(call.sends) for call in program(path, Layout(tp=8)).calls)
+        == exchanges
+        == (1 + 93 + 1 + 2 * 92 + 1 + (92 if path != "stock" else 0))
     )
 
 
@@ -143,9 +151,7 @@ def test_context_parallel_adds_two_exchanges_to_each_full_attention_layer() -> N
         extra = Counter(call.sends for call in spread.calls) - Counter(call.sends for call in plain.calls)
         assert {name: extra[name] for name in ("query", "context")} == {"query": 24, "context": 24}
         assert {call.group_size for call in spread.calls if call.sends in ("query", "context")} == {4}
-        (attention,) = {
-            tuple(sorted(call.shape.items())) for call in spread.calls if call.stage == "mla.attention"
-        }
+        (attention,) = {tuple(sorted(call.shape.items())) for call in spread.calls if call.stage == "mla.attention"}
         assert dict(attention)["heads"] == 12 * 4
         assert dict(attention)["context"] == 8192 // 4
 
@@ -191,7 +197,12 @@ def check(one: Program) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.tag)
 def test_every_path_builds_for_every_layout_and_concurrency(layout: Layout) -> None:
-    paths = [find_path("stock"), find_path("persistent"), find_path("fused"), find_path("fused", with_switches=("welded",))]
+    paths = [
+        find_path("stock"),
+        find_path("persistent"),
+        find_path("fused"),
+        find_path("fused", with_switches=("welded",)),
+    ]
     for path, concurrency in product(paths, (1, 4, 9, 64)):
         # A KDA layer of each ffn and a full-attention layer carry every row of the tables.
         check(program(path, layout, Workload(concurrency=concurrency), only_layers=(0, 1, 2, 3, 4)))
@@ -227,4 +238,8 @@ def test_the_fused_path_receives_what_the_layer_before_sent() -> None:
 
 
 def test_data_parallel_replicas_share_the_requests() -> None:
-    assert {c.shape["rows"] for c in program("fused", Layout(tp=8, dp=4), Workload(concurrency=9)).calls if "rows" in c.shape} == {3}
+    assert {
+        c.shape["rows"]
+        for c in program("fused", Layout(tp=8, dp=4), Workload(concurrency=9)).calls
+        if "rows" in c.shape
+    } == {3}

@@ -193,9 +193,7 @@ def test_rates_are_max_min_fair(capacities: dict[str, int], wanted: list[Wanted]
         assert any(
             capacities[name] - used[name] < sum(other.weights.get(name, 0) for other in wanted)
             and all(
-                other_rate <= rate
-                for other_rate, other in zip(rates, wanted, strict=True)
-                if name in other.weights
+                other_rate <= rate for other_rate, other in zip(rates, wanted, strict=True) if name in other.weights
             )
             for name in what.weights
         ), (rates, what)

@@ -25,7 +25,9 @@ PATHS = ("stock", "fused", "persistent")
 SUBSETS = [frozenset(s for s, on in zip(SWITCHES, bits, strict=True) if on) for bits in product((0, 1), repeat=4)]
 
 
-def question(machine: str = "gb300", tp: int = 16, *, concurrency: int = 1, context: int = 8192, **how: object) -> Question:
+def question(
+    machine: str = "gb300", tp: int = 16, *, concurrency: int = 1, context: int = 8192, **how: object
+) -> Question:
     layout = Layout(tp=tp, ep=how.pop("ep", 1), dcp=how.pop("dcp", 1))  # type: ignore[arg-type]
     return Question(
         architecture=K3,
@@ -49,9 +51,7 @@ def of_switches(tp: int, switches: frozenset[str]) -> Prediction:
 @pytest.mark.parametrize("switches", SUBSETS, ids=lambda one: "+".join(sorted(one)) or "none")
 def test_taking_an_optimisation_away_never_helps_one_user(tp: int, switches: frozenset[str]) -> None:
     for switch in switches:
-        # At TP32 a layer's weights are read so fast that the prefetch gets in the way of the reads it was to save.
-        slack = 0.99 if (tp, switch) == (32, "prefetch") else 1.0
-        assert of_switches(tp, switches - {switch}).step_ps >= slack * of_switches(tp, switches).step_ps, switch
+        assert of_switches(tp, switches - {switch}).step_ps >= of_switches(tp, switches).step_ps, switch
 
 
 def test_the_ladder_goes_from_stock_to_all_switches() -> None:
@@ -90,10 +90,11 @@ def test_more_work_takes_longer(path: str) -> None:
     assert by_context == sorted(by_context)
 
 
-@pytest.mark.xfail(strict=True, reason="one block of attention reads the whole of W_UV when the context is one tile")
 @pytest.mark.parametrize("path", ("fused", "persistent"))
 def test_a_short_context_takes_no_longer(path: str) -> None:
-    assert predict(question(context=1), find_path(path)).step_us <= predict(question(context=512), find_path(path)).step_us
+    assert (
+        predict(question(context=1), find_path(path)).step_us <= predict(question(context=512), find_path(path)).step_us
+    )
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -183,8 +184,8 @@ def test_skew_shows_as_slower_peers_and_no_skew_as_none() -> None:
     off, expected = (predict(question(skew=skew), find_path("fused")) for skew in (Skew.OFF, Skew.EXPECTED))
     assert Part.SLOWER_PEER not in off.waits_ps
     added_ps = expected.step_ps - off.step_ps
-    # Some of the wait hides others, such as the rest of a flight.
-    assert added_ps < expected.waits_ps[Part.SLOWER_PEER] < 1.5 * added_ps
+    # It hides other waits, such as side streams that end meanwhile, but not more than as much again.
+    assert added_ps < expected.waits_ps[Part.SLOWER_PEER] < 2.5 * added_ps
 
 
 def test_the_expected_form_of_a_sampled_question_is_folded_and_has_one_rank() -> None:

@@ -1,0 +1,58 @@
+"""The files of a real prediction: a browser opens the page, and the trace says what the JSON says."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_html_report import open_in_browser
+from test_perfetto_trace import read_slices
+
+import k3sim
+from k3sim.sim.timeline import PS_PER_US
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    yield k3sim.predict().write(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def document(files: dict[str, str]) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(Path(files["json"]).read_text())
+    return loaded
+
+
+def test_a_browser_draws_the_page_without_a_word_on_its_console(files: dict[str, str], tmp_path: Path) -> None:
+    page, console = open_in_browser(Path(files["html"]), tmp_path)
+    assert console == []
+    assert 'data-errors="0"' in page and 'data-drawn="yes"' in page
+    for label in ("fused", "stock", "persistent"):
+        assert label in page
+
+
+def test_kernels_of_the_trace_are_the_stages_of_the_document(files: dict[str, str], document: dict[str, Any]) -> None:
+    slices = [one for one in read_slices(Path(files["perfetto"]).read_bytes()) if "start_ps" in one.annotations]
+    fused = [one for one in slices if one.process == "fused rank 0"]
+    assert len(fused) == len(document["stages"])
+    traced: dict[str, int] = defaultdict(int)
+    for one in fused:
+        traced[one.name.split(" ")[0]] += one.annotations["end_ps"] - one.annotations["start_ps"]
+    listed: dict[str, float] = defaultdict(float)
+    for stage in document["stages"]:
+        listed[stage["stage"]] += stage["end_us"] - stage["start_us"]
+    assert {stage: ps / PS_PER_US for stage, ps in traced.items()} == pytest.approx(dict(listed), rel=1e-9)
+    assert max(one.annotations["end_ps"] for one in fused) / PS_PER_US == pytest.approx(document["step_us"], rel=1e-9)
+
+
+def test_every_switch_is_told_by_what_it_changed(document: dict[str, Any]) -> None:
+    before = document["stock"]["step_us"]
+    for entry in document["switches_added"]:
+        assert sum(entry["waits_delta_us"].values()) == pytest.approx(entry["step_us"] - before, abs=1e-6)
+        before = entry["step_us"]
+    for entry in document["switches_removed"]:
+        assert sum(entry["waits_delta_us"].values()) == pytest.approx(entry["cost_us"], abs=1e-6)
