@@ -1,4 +1,4 @@
-"""PTX accesses that several kernels share: one instruction a function, addresses as integers (global 64, shared 32 bits).
+"""PTX accesses that several kernels share: one instruction a function, integer addresses (global 64, shared 32 bit).
 
 Integer addresses keep page and slot arithmetic in 64 bits and make the width and cache policy of each access visible
 where it happens. Imports cutlass, so only kernel modules import this one.
@@ -129,9 +129,7 @@ def shared_store_int(s_address: Int32, value: Int32) -> None:
 
 def shared_store_half(s_address: Int32, value: Uint32) -> None:
     """The low 16 bits of ``value``."""
-    inline_ptx(
-        "{ .reg .b16 h; cvt.u16.u32 h, {$r1}; st.shared.b16 [{$r0}], h; }", read_only_args=[s_address, value]
-    )
+    inline_ptx("{ .reg .b16 h; cvt.u16.u32 h, {$r1}; st.shared.b16 [{$r0}], h; }", read_only_args=[s_address, value])
 
 
 def peer_shared(s_address: Int32, rank: Int32) -> Int32:
@@ -193,9 +191,7 @@ def high_bf16(pair: Uint32) -> Float32:
 
 
 def pack_bf16(low: Float32, high: Float32) -> Uint32:
-    return inline_ptx(
-        "cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[high, low]
-    )
+    return inline_ptx("cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[high, low])
 
 
 def without_negative_zero(pair: Uint32) -> Uint32:
@@ -223,8 +219,7 @@ def pack_e4m3(low: Float32, high: Float32) -> Uint32:
 def e4m3x4_to_f16(word: Uint32) -> Words:
     """Four e4m3 bytes as two pairs of f16 (every e4m3 value is exact in f16)."""
     return inline_ptx(
-        "{ .reg .b16 a, b; mov.b32 {a, b}, {$r0};"
-        " cvt.rn.f16x2.e4m3x2 {$w0}, a; cvt.rn.f16x2.e4m3x2 {$w1}, b; }",
+        "{ .reg .b16 a, b; mov.b32 {a, b}, {$r0}; cvt.rn.f16x2.e4m3x2 {$w0}, a; cvt.rn.f16x2.e4m3x2 {$w1}, b; }",
         write_only_types=[Uint32] * 2,
         read_only_args=[word],
     )
@@ -271,9 +266,7 @@ def barrier_init_fence() -> None:
 
 def barrier_expect(s_barrier: Int32, num_bytes: Int32) -> None:
     """Arrive and announce ``num_bytes`` of bulk copies."""
-    inline_ptx(
-        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{$r0}], {$r1};", read_only_args=[s_barrier, num_bytes]
-    )
+    inline_ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{$r0}], {$r1};", read_only_args=[s_barrier, num_bytes])
 
 
 def barrier_wait(s_barrier: Int32, parity: Int32) -> None:

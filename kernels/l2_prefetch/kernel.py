@@ -9,8 +9,8 @@ How data moves
     keeps the order of the list roughly the order of arrival. With ``keep`` the lines get L2's evict-last priority.
 
 What it gives (H200, 2026-11-29; h200.json beside this file)
-    A cold cuBLAS product of one row with 22 MB: 8.6 us after an empty prefetch, 8.1 to 8.2 with 5 MB, 8.0 with 11 MB, 7.7
-    with all of it. L2 is not much faster than HBM for a stream; the gain is the difference of the two.
+    A cold cuBLAS product of one row with 22 MB: 8.6 us after an empty prefetch, 8.1 to 8.2 with 5 MB, 8.0 with 11,
+    7.7 with all of it. L2 is not much faster than HBM for a stream; the gain is the difference of the two.
 
 Limits
     Addresses and sizes multiples of 16. At most 40 blocks issue: at 48 and more, requests were dropped silently on a

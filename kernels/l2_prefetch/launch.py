@@ -1,8 +1,8 @@
 """Public call of the bulk L2 prefetch.
 
-    regions = make_regions([w_next, w_after])                 # once; keeps addresses, not the tensors
-    with torch.cuda.stream(side):
-        l2_prefetch(regions, budget_bytes=20 << 20)
+regions = make_regions([w_next, w_after])                 # once; keeps addresses, not the tensors
+with torch.cuda.stream(side):
+    l2_prefetch(regions, budget_bytes=20 << 20)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_REGIONS = 4096
 
 
 def make_regions(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """``[R, 2]`` int64 on the tensors' device: address and bytes of each contiguous tensor, in the order to be fetched."""
+    """``[R, 2]`` int64 on the tensors' device: address and bytes of each contiguous tensor, in that order."""
     import torch
 
     check_one_of("number of tensors", len(tensors), range(1, MAX_REGIONS + 1))

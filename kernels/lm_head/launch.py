@@ -34,9 +34,7 @@ def _function(rows: int, depth: int, num_outputs: int, k: int, num_blocks: int) 
     get_cutlass()
     from k3sim.kernels.lm_head.kernel import LmHeadConfiguration, compile_lm_head
 
-    configuration = LmHeadConfiguration(
-        rows=rows, depth=depth, num_outputs=num_outputs, k=k, num_blocks=num_blocks
-    )
+    configuration = LmHeadConfiguration(rows=rows, depth=depth, num_outputs=num_outputs, k=k, num_blocks=num_blocks)
     return compiled(configuration, lambda: compile_lm_head(configuration))
 
 
@@ -75,8 +73,10 @@ def lm_head(
         check_tensor("top", top, dtypes=(torch.float32,), shape=(rows, None), like=weight, alignment_bytes=4)
         k = top.shape[1]
         check_one_of("top.shape[1]", k, range(1, MAX_CANDIDATES + 1))
-        check_tensor("ids", ids, dtypes=(torch.int32,), shape=(rows, k), like=weight, alignment_bytes=4)  # type: ignore[arg-type]
-        check_tensor("counter", counter, dtypes=(torch.int32,), shape=(1,), like=weight, alignment_bytes=4)  # type: ignore[arg-type]
+        for name, tensor, shape in (("ids", ids, (rows, k)), ("counter", counter, (1,))):
+            if tensor is None:
+                raise refuse(name, None, "a tensor wherever top is given")
+            check_tensor(name, tensor, dtypes=(torch.int32,), shape=shape, like=weight, alignment_bytes=4)
     check_on_gpu("weight", weight)
     _function(rows, depth, num_outputs, k, _num_blocks(weight.device.index, num_outputs))(
         x.data_ptr(),

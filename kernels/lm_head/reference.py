@@ -29,7 +29,7 @@ def top_k(logits_BN: torch.Tensor, k: int, *, first_id: int = 0) -> Candidates:
 
 
 def merge(candidates: list[Candidates], k: int) -> Candidates:
-    """Top ``k`` of all ranks' candidates, ranks in the order of their ids: equal to the top k of the whole vocabulary."""
+    """Top ``k`` of all ranks' candidates, ranks in the order of their ids: the top k of the whole vocabulary."""
     logits_BRK = torch.cat([one.logits_BK for one in candidates], dim=-1)
     ids_BRK = torch.cat([one.ids_BK for one in candidates], dim=-1)
     order_BK = logits_BRK.sort(dim=-1, descending=True, stable=True).indices[:, :k]

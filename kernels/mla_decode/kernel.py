@@ -13,13 +13,13 @@ How data moves
     twice and converted in registers; it is never written back in another format, which is what lets a block keep up:
     an e4m3 to bf16 tile in shared memory would cost 4.5 KB of shared-memory traffic a token, twice the time of HBM.
 
-    Scores: a warp takes 8 tokens of the page as the n8 of mma.sync m16n8k16, 16 heads as m16, and holds the query
-    as operand A in registers (128 of them; the last steps read it from shared memory). The order of the 576 dimensions inside the products is free, so a thread
-    takes 16 contiguous bytes of its token. Row maxima meet in shared memory; probabilities go there in the order in
-    which operand A of the second product wants them.
-    Output: a warp takes 64 of the 512 dimensions for all 64 tokens. Operand B needs pairs of tokens in one register:
-    byte permutes do the transposition that ldmatrix cannot do on bytes. e4m3 is exact in f16, so that form multiplies
-    in f16 (queries beyond 65504 would overflow); the bf16 form multiplies in bf16.
+    Scores: a warp takes 8 tokens of the page as the n8 of mma.sync m16n8k16, 16 heads as m16, and holds the query as
+    operand A in registers (128 of them; the last steps read it from shared memory). The order of the 576 dimensions
+    inside the products is free, so a thread takes 16 contiguous bytes of its token. Row maxima meet in shared memory;
+    probabilities go there in the order in which operand A of the second product wants them. Output: a warp takes 64
+    of the 512 dimensions for all 64 tokens. Operand B needs pairs of tokens in one register: byte permutes do the
+    transposition that ldmatrix cannot do on bytes. e4m3 is exact in f16, so that form multiplies in f16 (queries
+    beyond 65504 would overflow); the bf16 form multiplies in bf16.
 
 Merge
     Warp w of each block owns dimensions 64 w to 64 w + 63 and stores them into block w of the cluster, so one cluster
@@ -28,11 +28,11 @@ Merge
     itself (replay needs no host). Merging all splits in one last block would let one SM read 3 MB at 8k tokens: 28 us.
 
 Where it stands (H200, 2026-11-29; h200.json beside this file)
-    12 heads, e4m3: 8k tokens 9.1 us, 128k tokens 36.2 us, which is 45 % of the bandwidth that plain reads reach there.
-    The time goes with the pages of a block, not with bytes in flight: 8 clusters 56.7, 12 41.6, 15 36.2 us, 1.4 us a
-    page; up to four pages a block, which are all requested before the loop, take 0.95 us each. So issuing the next
-    page's copies inside the loop costs about 0.4 us (uniform operands: eight one after the other in every warp), and the
-    rest is latency of one page's chain of products, maxima, probabilities, products, with nothing beside it.
+    12 heads, e4m3: 8k tokens 9.1 us, 128k tokens 36.2 us, which is 45 % of the bandwidth that plain reads reach
+    there. The time goes with the pages of a block, not with bytes in flight: 8 clusters 56.7, 12 41.6, 15 36.2 us,
+    1.4 us a page; up to four pages a block, which are all requested before the loop, take 0.95 us each. So issuing
+    the next page's copies inside the loop costs about 0.4 us (uniform operands: eight one by one in every warp), and
+    the rest is latency of one page's chain of products, maxima, probabilities, products, with nothing beside it.
 
 Limits
     Heads in tiles of 16 (6 and 12 pad to one; tiles of more heads share the cache through L2). Context length is not
@@ -95,7 +95,7 @@ class MlaDecodeConfiguration:
 
     @property
     def shared_query_steps(self) -> int:
-        """Steps of the score product that take the query from shared memory: with all 36 in registers the loop spills."""
+        """Steps of the score product with the query in shared memory: with all 36 in registers the loop spills."""
         return 4 if self.fp8 else 8
 
     @property
@@ -320,7 +320,7 @@ def _mla_decode(
         valid = num_tokens - (block + tile * splits) * TILE_TOKENS
         sStage = stage * stage_bytes
         ptx.barrier_wait(sBarriers + 8 * stage, (tile // stages) & 1)
-        if valid < TILE_TOKENS:
+        if valid < TILE_TOKENS:  # noqa: SIM102 - the same for the whole block, the inner one is not
             # Rows that were not copied hold what an earlier page left; 0 x NaN would reach the output.
             if tid // 4 >= valid:
                 for at in range_constexpr(row_bytes // 64):
@@ -356,7 +356,7 @@ def _mla_decode(
         # Every warp is past the previous tile's values: its slot can be filled again.
         following = tile - 1 + stages
         if (tile > 0) & (following < my_tiles):
-            if following % 32 == 0:
+            if following % 32 == 0:  # noqa: SIM102 - the same for the whole block, the inner one is not
                 if following + lane < my_tiles:
                     rPage[0] = ptx.load_int(mMyPages + Int64((following + lane) * splits) * 4)
             _request(rPage, following, *copies, configuration)
@@ -443,7 +443,7 @@ def _mla_decode(
     else:
         # Slices of all rows, tiles and clusters first, then maxima and sums.
         slot = (Int64(row) * configuration.head_tiles + head_tile) * CLUSTER + rank
-        _, tiles_in_grid, num_rows = cute.arch.grid_dim()
+        _, _, num_rows = cute.arch.grid_dim()
         mStats = mWorkspace + Int64(num_rows) * (configuration.head_tiles * CLUSTER * clusters * HEAD_TILE * SLICE * 4)
         mSlices = mWorkspace + (slot * clusters * HEAD_TILE + head) * (SLICE * 4) + part * 16
         mStats = mStats + (slot * clusters * HEAD_TILE + head) * 8
@@ -499,7 +499,8 @@ def _finish(rMerged: cute.Tensor, mOutRow: Int64, mLogSumRow: Int64, writes_log_
 
 
 def compile_mla_decode(configuration: MlaDecodeConfiguration) -> Any:
-    """Function of (query, cache, page_bytes, pages, pages_stride, pages_width, tokens, out, log_sum, workspace, counters, rows, stream)."""
+    """Function of (query, cache, page_bytes, pages, pages_stride, pages_width, tokens, out, log_sum, workspace,
+    counters, rows, stream)."""
 
     @cute.jit
     def launch(
@@ -518,7 +519,17 @@ def compile_mla_decode(configuration: MlaDecodeConfiguration) -> Any:
         stream: CUstream,
     ) -> None:
         _mla_decode(
-            mQuery, mCache, page_bytes, mPages, pages_stride, pages_width, mTokens, mOut, mLogSum, mWorkspace, mCounters,
+            mQuery,
+            mCache,
+            page_bytes,
+            mPages,
+            pages_stride,
+            pages_width,
+            mTokens,
+            mOut,
+            mLogSum,
+            mWorkspace,
+            mCounters,
             configuration,
         ).launch(
             grid=[configuration.clusters * CLUSTER, configuration.head_tiles, num_rows],
@@ -530,7 +541,19 @@ def compile_mla_decode(configuration: MlaDecodeConfiguration) -> Any:
 
     zero = Int64(0)
     return cute.compile(
-        launch, zero, zero, zero, zero, Int32(0), Int32(0), zero, zero, zero, zero, zero, Int32(1),
+        launch,
+        zero,
+        zero,
+        zero,
+        zero,
+        Int32(0),
+        Int32(0),
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
+        Int32(1),
         cute.runtime.make_fake_stream(),
     )
 
@@ -541,9 +564,7 @@ class LseMergeConfiguration:
 
 
 @cute.kernel
-def _lse_merge(
-    mOutputs: Int64, mLogSums: Int64, mOut: Int64, mLogSum: Int64, configuration: cutlass.Constexpr
-) -> None:
+def _lse_merge(mOutputs: Int64, mLogSums: Int64, mOut: Int64, mLogSum: Int64, configuration: cutlass.Constexpr) -> None:
     """A block of two warps a (row, head), 8 dimensions a lane."""
     ranks = configuration.ranks
     tid, _, _ = cute.arch.thread_idx()

@@ -34,7 +34,7 @@ MAX_MERGED_RANKS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class MlaWorkspace:
-    """Scratch of launches that run one after another: ``slices`` fp32, and ``counters`` int32, zero between launches."""
+    """Scratch of launches that follow one another: ``slices`` fp32, and ``counters`` int32, zero between launches."""
 
     slices: torch.Tensor
     counters: torch.Tensor
@@ -171,7 +171,7 @@ def lse_merge(
     out: torch.Tensor,
     log_sum_exp: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Merge ``outputs [R, B, H, 512]`` bf16 of R ranks by ``log_sum_exps [R, B, H]`` fp32 into ``out [B, H, 512]`` bf16.
+    """Merge ``outputs [R, B, H, 512]`` bf16 of R ranks by ``log_sum_exps [R, B, H]`` fp32 into ``out [B, H, 512]``.
 
     A rank without tokens (-infinity) does not count, whatever its output holds; if none has any, the result is 0.
     ``log_sum_exp [B, H]`` receives the merged one, if given. 1 <= R <= 32. Raises UserError before any launch.
@@ -182,9 +182,7 @@ def lse_merge(
     ranks, rows, heads, _ = outputs.shape
     check_one_of("outputs.shape[0]", ranks, range(1, MAX_MERGED_RANKS + 1))
     fp32 = (torch.float32,)
-    check_tensor(
-        "log_sum_exps", log_sum_exps, dtypes=fp32, shape=(ranks, rows, heads), like=outputs, alignment_bytes=4
-    )
+    check_tensor("log_sum_exps", log_sum_exps, dtypes=fp32, shape=(ranks, rows, heads), like=outputs, alignment_bytes=4)
     check_tensor("out", out, dtypes=(torch.bfloat16,), shape=(rows, heads, LATENT), like=outputs)
     if log_sum_exp is not None:
         check_tensor("log_sum_exp", log_sum_exp, dtypes=fp32, shape=(rows, heads), like=outputs, alignment_bytes=4)

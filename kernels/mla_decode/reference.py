@@ -32,7 +32,7 @@ def gather_row(cache_PTD: torch.Tensor, pages: torch.Tensor, num_tokens: int) ->
 def mla_decode(
     query_BHD: torch.Tensor, cache_PTD: torch.Tensor, pages_BP: torch.Tensor, num_tokens_B: torch.Tensor
 ) -> Partial:
-    """Scores are query . row over all 576 values times 192^-0.5; values are the first 512. An empty row gives 0, -inf."""
+    """Scores are query . row over all 576 values times 192^-0.5; values are the first 512. No tokens: 0 and -inf."""
     outputs, log_sums = [], []
     for query_HD, pages, num_tokens in zip(query_BHD.float(), pages_BP, num_tokens_B.tolist(), strict=True):
         keys_TD = gather_row(cache_PTD, pages, num_tokens)

@@ -152,9 +152,7 @@ def _prepare_head(
 
     along = (warp * BLOCKS_K * 32 + quad * 8) * 2
     gUp = mQueryUp + (Int64(head) * HEAD_DIM + rank * SHARE + group) * (2 * QUERY_LATENT) + along
-    up = [
-        [ptx.load_stream(gUp + part * (16 * QUERY_LATENT) + at * 64) for part in range(3)] for at in range(BLOCKS_K)
-    ]
+    up = [[ptx.load_stream(gUp + part * (16 * QUERY_LATENT) + at * 64) for part in range(3)] for at in range(BLOCKS_K)]
     gKey = mKeyUp + Int64(head) * key_up_stride + (warp * 16 + quad) * (2 * LATENT) + rank * (2 * SLICE) + group * 16
     key = [ptx.load_stream(gKey + i * (8 * LATENT)) for i in range(4)]
     norm = [ptx.load_cached(mQueryNorm + lane * 16 + at * 512) for at in range(QUERY_LATENT // 256)]
@@ -190,9 +188,7 @@ def _prepare_head(
                     b,
                     operand="bf16",
                 )
-                sums[n][1] = ptx.mma(
-                    sums[n][1], (third[2 * part], zero, third[2 * part + 1], zero), b, operand="bf16"
-                )
+                sums[n][1] = ptx.mma(sums[n][1], (third[2 * part], zero, third[2 * part + 1], zero), b, operand="bf16")
     for n in range_constexpr(tiles_n):
         sRow = sSums + ((warp * tiles_n + n) * 8 + quad * 2) * (SHARE * 4)
         for column in range_constexpr(2):
@@ -210,9 +206,7 @@ def _prepare_head(
             peer, value, row = item % CLUSTER, (item // CLUSTER) % SHARE, item // (CLUSTER * SHARE)
             total = Float32(0.0)
             for part in range_constexpr(WARPS):
-                total = total + ptx.shared_load_float(
-                    sSums + ((part * tiles_n * 8 + row) * SHARE + value) * 4
-                )
+                total = total + ptx.shared_load_float(sSums + ((part * tiles_n * 8 + row) * SHARE + value) * 4)
             bits = ptx.pack_bf16(total, total)
             at = rank * SHARE + value
             if at < NOPE:
@@ -291,9 +285,7 @@ def _mla_prep(
     else:
         row = rank + CLUSTER * (tid // 32)
         if row < configuration.rows:
-            _write_cache(
-                mLatents, latents_stride, mKvNorm, mSlots, mCache, page_bytes, row, tid % 32, configuration
-            )
+            _write_cache(mLatents, latents_stride, mKvNorm, mSlots, mCache, page_bytes, row, tid % 32, configuration)
 
 
 def compile_mla_prep(configuration: MlaPrepConfiguration) -> Any:

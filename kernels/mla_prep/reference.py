@@ -38,11 +38,13 @@ def mla_prep(
     *,
     carry: torch.dtype = torch.float32,
 ) -> Prepared:
-    """``latents [B, L + V + P]``: query latent, key-value latent, extra. ``query_up [H (N + P), L]``: a head's 128, then 64.
+    """``latents [B, L + V + P]``: query latent, key-value latent, extra. ``query_up [H (N + P), L]``: 128, 64 a head.
 
     Score of a cached row c with latent part u and extra part e is q_nope . (W_UK u) + q_extra . e, which equals
-    (q_nope W_UK) . u + q_extra . e: the query moves into the latent and keys are never formed. Nothing is rotated. ``carry``: dtype in which the normalised query latent and the query values pass
-    from one step to the next (bf16 where they are separate operators, and in the kernel).
+    (q_nope W_UK) . u + q_extra . e: the query moves into the latent and keys are never formed. Nothing is rotated.
+
+    ``carry``: dtype in which the normalised query latent and the query values pass from one step to the next (bf16
+    where they are separate operators, and in the kernel).
     """
     heads = key_up_HNV.shape[0]
     query_latent_BL, kv_BV, extra_BP, *_ = latents.float().split((QUERY_LATENT, LATENT, EXTRA), dim=-1)

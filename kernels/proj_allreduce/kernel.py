@@ -163,14 +163,10 @@ def _produce(
             values = [Float32(0.0)] * CHUNK
             for part in range_constexpr(WARPS):
                 for at in range_constexpr(2):
-                    words = ptx.shared_load4(
-                        sSums + ((part * tiles_n * 8 + row) * TILE + half * CHUNK + at * 4) * 4
-                    )
+                    words = ptx.shared_load4(sSums + ((part * tiles_n * 8 + row) * TILE + half * CHUNK + at * 4) * 4)
                     for i in range_constexpr(4):
                         values[4 * at + i] = values[4 * at + i] + ptx.bits_as_float(words[i])
-            packed = [
-                ptx.without_negative_zero(ptx.pack_bf16(values[2 * i], values[2 * i + 1])) for i in range(4)
-            ]
+            packed = [ptx.without_negative_zero(ptx.pack_bf16(values[2 * i], values[2 * i + 1])) for i in range(4)]
             ptx.store_to_peer(gPeer + ((slot + row) * hidden + block * TILE + half * CHUNK) * 2, packed)
 
 
@@ -228,9 +224,7 @@ def _consume(
         residual = _widen(ptx.load_cached(mResidual + at * 2))
     if const_expr(configuration.snapshots):
         norm, query = (_widen(ptx.load_cached(m + column * 2)) for m in (mQueryNorm, mQuery))
-        weighted = [
-            ptx.bits_as_float(word) for part in (0, 16) for word in ptx.load_cached(mWeighted + at * 4 + part)
-        ]
+        weighted = [ptx.bits_as_float(word) for part in (0, 16) for word in ptx.load_cached(mWeighted + at * 4 + part)]
         largest = ptx.load_float(mLargest + Int64(row) * 4)
         denominator = ptx.load_float(mDenominator + Int64(row) * 4)
 
@@ -286,9 +280,7 @@ def _consume(
     ptx.cluster_wait()
     if tid < CLUSTER:
         block_sums = _sum_rows(sWarps, warps)
-        ptx.peer_store4(
-            ptx.peer_shared(sBlocks, tid) + rank * 16, [ptx.float_as_bits(one) for one in block_sums]
-        )
+        ptx.peer_store4(ptx.peer_shared(sBlocks, tid) + rank * 16, [ptx.float_as_bits(one) for one in block_sums])
     ptx.cluster_arrive()
     ptx.cluster_wait()
     square, dot, cross, snapshot_square = _sum_rows(sBlocks, CLUSTER)
@@ -303,16 +295,16 @@ def _consume(
         inverse = Float32(1.0) / (old * denominator + new)
         old, new = old * inverse, new * inverse
         mixed = [old * s + new * v for s, v in zip(weighted, value, strict=True)]
-        mean_square = (
-            old * old * snapshot_square + Float32(2.0) * old * new * cross + new * new * square
-        ) * Float32(1.0 / hidden)
+        mean_square = (old * old * snapshot_square + Float32(2.0) * old * new * cross + new * new * square) * Float32(
+            1.0 / hidden
+        )
         mean_square = ptx.maximum(mean_square, Float32(0.0))  # rounding of a mix that cancels
     scale = cute.math.rsqrt(mean_square + Float32(EPSILON))
     if active:
         ptx.store(mOut + at * 2, _pack([one * scale * g for one, g in zip(mixed, gamma, strict=True)]))
 
     # The last block to arrive turns to the next buffer; every block has read this one's number by then.
-    if tid == 0:
+    if tid == 0:  # noqa: SIM102 - `and` would count in every thread
         if ptx.count_wrapping(mControl + CONTROL_ARRIVALS, Int32(CLUSTER * rows - 1)) == CLUSTER * rows - 1:
             ptx.store_int(mControl + CONTROL_ROWS + buffer * 4, Int32(rows))
             ptx.store_int(mControl + CONTROL_ROWS + before * 4, Int32(0))
@@ -333,9 +325,7 @@ def compile_produce(configuration: ProduceConfiguration) -> Any:
     """Function of (x, weight, peers, control, rank, stream)."""
 
     @cute.jit
-    def launch(
-        mX: Int64, mWeight: Int64, mPeers: Int64, mControl: Int64, rank: Int32, stream: CUstream
-    ) -> None:
+    def launch(mX: Int64, mWeight: Int64, mPeers: Int64, mControl: Int64, rank: Int32, stream: CUstream) -> None:
         _produce(mX, mWeight, mPeers, mControl, rank, configuration).launch(
             grid=[configuration.hidden // TILE, 1, 1],
             block=[THREADS, 1, 1],
@@ -367,8 +357,18 @@ def compile_consume(configuration: ConsumeConfiguration) -> Any:
         stream: CUstream,
     ) -> None:
         _consume(
-            mReceived, mControl, mResidual, mLargest, mDenominator, mWeighted, mQueryNorm, mQuery, mNormWeight,
-            mPrefix, mOut, configuration,
+            mReceived,
+            mControl,
+            mResidual,
+            mLargest,
+            mDenominator,
+            mWeighted,
+            mQueryNorm,
+            mQuery,
+            mNormWeight,
+            mPrefix,
+            mOut,
+            configuration,
         ).launch(
             grid=[CLUSTER, configuration.rows, 1],
             block=[configuration.threads, 1, 1],

@@ -2,7 +2,7 @@
 
     buffers = make_receive_buffers(ranks=8, max_rows=16, device="cuda")      # once a rank
     peers = torch.tensor([address of every rank's buffers.received, in rank order], dtype=torch.int64, device="cuda")
-    produce(x, weight, peers, buffers, rank=rank)                            # a decode step, and a graph, repeats these two
+    produce(x, weight, peers, buffers, rank=rank)                            # a step, and a graph, repeat these two
     consume(buffers, residual, snapshot_part, query_norm, query, norm_weight, prefix, out)
 
 Both calls of a step go to one stream, ``consume`` right after ``produce``; every rank makes the same calls with the
@@ -74,7 +74,9 @@ def _produce(rows: int, depth: int, hidden: int, ranks: int, max_rows: int) -> A
 
 
 @cache
-def _consume(rows: int, hidden: int, ranks: int, max_rows: int, residual: bool, snapshots: bool, release_next: bool) -> Any:
+def _consume(
+    rows: int, hidden: int, ranks: int, max_rows: int, residual: bool, snapshots: bool, release_next: bool
+) -> Any:
     get_cutlass()
     from k3sim.kernels.proj_allreduce.kernel import ConsumeConfiguration, compile_consume
 
@@ -97,9 +99,7 @@ def _stream(tensor: torch.Tensor) -> Any:
     return CUstream(torch.cuda.current_stream(tensor.device).cuda_stream)
 
 
-def produce(
-    x: torch.Tensor, weight: torch.Tensor, peers: torch.Tensor, buffers: ReceiveBuffers, *, rank: int
-) -> None:
+def produce(x: torch.Tensor, weight: torch.Tensor, peers: torch.Tensor, buffers: ReceiveBuffers, *, rank: int) -> None:
     """Store this rank's ``x [B, K] @ weight [D, K].T`` into slot ``rank`` of every peer.
 
     bf16, contiguous; 1 <= B <= 16, K a multiple of 128 up to 1536, D a multiple of 64. ``peers [ranks]`` int64 on the
@@ -138,9 +138,9 @@ def consume(
 
     ``residual [B, D]`` bf16 (None: the prefix restarts here; it may be ``prefix`` itself), ``snapshot_part``: largest
     logit ``[B]``, denominator ``[B]``, weighted sum ``[B, D]``, fp32 (None: no snapshot yet). ``query_norm``,
-    ``query``, ``norm_weight [D]`` bf16. ``release_next`` lets the next launch on the stream start while this one waits; it
-    must be False where several ranks share a GPU, since such a launch could fill the SMs that a peer needs in order to
-    push. Raises UserError before any launch.
+    ``query``, ``norm_weight [D]`` bf16. ``release_next`` lets the next launch on the stream start while this one
+    waits. It must be False where several ranks share a GPU: such a launch could fill the SMs that a peer needs in
+    order to push. Raises UserError before any launch.
     """
     import torch
 

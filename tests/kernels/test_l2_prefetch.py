@@ -23,7 +23,7 @@ def test_the_list_is_cut_where_the_budget_ends() -> None:
 def test_what_cannot_be_honoured_is_named() -> None:
     with pytest.raises(UserError, match=r"tensors\[1\].stride"):
         launch.make_regions([torch.zeros(4, 4), torch.zeros(4, 8)[:, ::2]])
-    with pytest.raises(UserError, match="regions.shape"):
+    with pytest.raises(UserError, match=r"regions\.shape"):
         launch.l2_prefetch(torch.zeros(4, dtype=torch.int64), budget_bytes=1)
     with pytest.raises(UserError, match="budget_bytes: got -1"):
         launch.l2_prefetch(torch.zeros(4, 2, dtype=torch.int64), budget_bytes=-1)

@@ -36,7 +36,7 @@ def test_merged_candidates_are_the_top_k_of_the_whole_vocabulary() -> None:
         ({"x": torch.zeros(1, 1792)}, "x: got torch.float32"),
         ({"top": torch.zeros(1, 65)}, r"top.shape\[1\]: got 65, accepted: 1 to 64"),
         ({"ids": torch.zeros(1, 8, dtype=torch.int64)}, "ids: got torch.int64"),
-        ({"counter": None}, "counter: got NoneType"),
+        ({"counter": None}, "counter: got None"),
     ],
 )
 def test_what_cannot_be_honoured_is_named(change, named) -> None:  # type: ignore[no-untyped-def]

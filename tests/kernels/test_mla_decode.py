@@ -101,7 +101,10 @@ def test_merge_corner_cases() -> None:
         ({"cache": torch.zeros(2, 128, 576, dtype=torch.bfloat16)[:, ::2]}, "cache.stride"),
         ({"pages": torch.zeros(1, 2, dtype=torch.int64)}, "pages: got torch.int64"),
         ({"clusters": 16}, "clusters: got 16, accepted: 1 to 15"),
-        ({"workspace": launch.MlaWorkspace(slices=torch.zeros(4), counters=torch.zeros(8, dtype=torch.int32))}, "slices"),
+        (
+            {"workspace": launch.MlaWorkspace(slices=torch.zeros(4), counters=torch.zeros(8, dtype=torch.int32))},
+            "slices",
+        ),
     ],
 )
 def test_what_cannot_be_honoured_is_named(change, named) -> None:  # type: ignore[no-untyped-def]
@@ -149,7 +152,9 @@ def test_kernel_against_reference(heads, lengths, dtype, settled_cache) -> None:
     case = _case(heads, lengths, dtype, device="cuda", pages_in_cache=2200)
     out, log_sum, workspace = _run(*case, settled_cache=settled_cache)
     expected = reference.mla_decode(*case)
-    assert (verdict := compare(out, expected.output_BHV, "attention_fp8" if dtype == E4M3 else "attention_bf16")), verdict
+    assert (verdict := compare(out, expected.output_BHV, "attention_fp8" if dtype == E4M3 else "attention_bf16")), (
+        verdict
+    )
     assert (verdict := compare(log_sum, expected.log_sum_exp_BH, "log_sum_exp")), verdict
     assert not workspace.counters.any()
 

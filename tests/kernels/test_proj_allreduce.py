@@ -107,9 +107,7 @@ class _Ranks:
 
     def step(self, rank: int) -> None:
         launch.produce(self.x[rank], self.weight[rank], self.peers, self.buffers[rank], rank=rank)
-        launch.consume(
-            self.buffers[rank], *self.operands, self.prefix[rank], self.out[rank], release_next=False
-        )
+        launch.consume(self.buffers[rank], *self.operands, self.prefix[rank], self.out[rank], release_next=False)
 
     def check(self) -> None:
         torch.cuda.synchronize()
