@@ -96,7 +96,9 @@ class MlaDecodeConfiguration:
     @property
     def shared_query_steps(self) -> int:
         """Steps of the score product with the query in shared memory: with all 36 in registers the loop spills."""
-        return 4 if self.fp8 else 8
+        if self.fp8:
+            return 4
+        return 8 if self.heads <= HEAD_TILE else 12
 
     @property
     def head_tiles(self) -> int:
