@@ -2,6 +2,7 @@
 #
 #   make timeline    predict one decode step for one user; files in k3sim-out/
 #   make test        the tests, the documented commands among them
+#   make kernel-tools  add torch and CUTLASS, with which make test also checks and builds the kernels; no GPU needed
 #   make lint        style
 #   make typecheck   build the wheel, install it apart, check its types as a user's checker sees them
 #   make wheel       the same installation, its size and contents checked, the default command run from it
@@ -17,13 +18,15 @@ WHEEL_BIN := build/installed/bin
 PIP_INSTALL := -m pip --disable-pip-version-check --quiet install
 
 .DEFAULT_GOAL := timeline
-.PHONY: timeline test lint typecheck wheel docs bench readme picture clean
+.PHONY: timeline test kernel-tools lint typecheck wheel docs bench readme picture clean
 
 timeline: $(VENV)/.base
 	$(BIN)/k3sim timeline --concurrency 1
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+kernel-tools: $(VENV)/.kernel-tools
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -54,6 +57,10 @@ clean:
 $(VENV)/.base: pyproject.toml
 	$(PYTHON) -m venv $(VENV) || { echo "no virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
 	$(BIN)/python $(PIP_INSTALL) --editable .
+	touch $@
+
+$(VENV)/.kernel-tools: $(VENV)/.test
+	$(BIN)/python $(PIP_INSTALL) --editable '.[test,test-kernels]'
 	touch $@
 
 $(VENV)/.test: $(VENV)/.base

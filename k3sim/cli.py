@@ -213,6 +213,52 @@ def validate(json_output: Json = False) -> None:
     print_validation(tables)
 
 
+kernels_app = typer.Typer(
+    help="The decode kernels that the project ships.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(kernels_app, name="kernels")
+
+
+@kernels_app.command("list", epilog="Example: k3sim kernels list")
+def kernels_list(json_output: Json = False) -> None:
+    """List operators and their compiled forms."""
+    from k3sim.kernels.catalogue import BUILDS
+    from k3sim.report import SCHEMA_VERSION, dump_json
+
+    forms = {operator: list(kernels()) for operator, kernels in BUILDS.items()}
+    if json_output:
+        sys.stdout.write(dump_json({"schema_version": SCHEMA_VERSION, "operators": forms}))
+        return
+    from k3sim.tables import print_kernel_list
+
+    print_kernel_list(forms)
+
+
+@kernels_app.command("build", epilog="Example: k3sim kernels build router_topk --arch sm_90a")
+def kernels_build(
+    operators: Annotated[list[str] | None, typer.Argument(help="Operators to build; all when none is named.")] = None,
+    arch: Annotated[list[str] | None, typer.Option(help="Architecture (repeatable); all three by default.")] = None,
+    out: Annotated[str, typer.Option(help="Folder for cubins and the manifest.")] = "build/kernels",
+    json_output: Json = False,
+) -> None:
+    """Compile kernels with no GPU: cubins, and a manifest of registers, stack, shared memory and SASS facts."""
+    from k3sim.kernels.build import build
+    from k3sim.kernels.compile_cache import ARCHITECTURES
+    from k3sim.report import SCHEMA_VERSION, dump_json
+    from k3sim.tables import print_kernel_build, progress
+
+    folder = writable_folder(out)
+    with progress("building") as advance:
+        manifest = build(folder, architectures=arch or ARCHITECTURES, operators=operators or (), on_kernel=advance)
+    if json_output:
+        sys.stdout.write(dump_json({"schema_version": SCHEMA_VERSION, **manifest}))
+    else:
+        print_kernel_build(manifest, str(folder / "manifest.json"))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: a mistake in the input is one line on standard error and exit status 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -121,6 +123,53 @@ def print_validation(tables: Mapping[str, Sequence[Row]]) -> None:
         console.print(table)
         errors = sorted(abs(row.error) for row in rows)
         console.print(f"median {100 * errors[len(errors) // 2]:.1f} %, worst {100 * errors[-1]:.1f} %\n")
+
+
+def print_kernel_list(forms: Mapping[str, Sequence[str]]) -> None:
+    """Operators with the number of forms that a build compiles, and an example of a name."""
+    table = _table("operator", "forms", "first", left=1)
+    for operator, names in forms.items():
+        table.add_row(operator, str(len(names)), names[0])
+    _console().print(table)
+
+
+def print_kernel_build(manifest: Mapping[str, Any], path: str) -> None:
+    """One line an operator and architecture: what its machine code holds at most."""
+    console = _console()
+    table = _table("operator", "architecture", "kernels", "registers", "stack B", "spills", "16-byte loads", left=2)
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for entry in manifest["kernels"]:
+        groups.setdefault((entry["operator"], entry["architecture"]), []).extend(entry["functions"])
+    for (operator, architecture), codes in groups.items():
+        table.add_row(
+            operator,
+            architecture,
+            str(len(codes)),
+            str(max(code["registers"] for code in codes)),
+            str(max(code["stack_bytes"] for code in codes)),
+            str(sum(code["spills"] for code in codes)),
+            str(sum(code["loads_16_byte"] + code["bulk_copies"] for code in codes)),
+        )
+    console.print(table)
+    console.print(f"\nmanifest  {path}", soft_wrap=True)
+
+
+@contextmanager
+def progress(label: str) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A line on standard error that counts kernels; nothing where that is no terminal."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status(label) as status:
+        count = 0
+
+        def advance(entry: Mapping[str, Any]) -> None:
+            nonlocal count
+            count += 1
+            status.update(f"{label}: {count}, {entry['architecture']} {entry['operator']} {entry['kernel']}")
+
+        yield advance
 
 
 def _waits(paths: Mapping[str, Prediction]) -> Table:

@@ -234,6 +234,39 @@ def proj_allreduce() -> Kernels:
     }
 
 
+def lm_head() -> Kernels:
+    def entry(num_outputs: int, k: int) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.compile_cache import architecture
+            from k3sim.kernels.lm_head.kernel import LmHeadConfiguration, compile_lm_head
+
+            return compile_lm_head(
+                LmHeadConfiguration(
+                    rows=1, depth=7168, num_outputs=num_outputs, k=k, num_blocks=2 * NUM_SMS[architecture()]
+                )
+            )
+
+        return compile_one
+
+    return {
+        f"{num_outputs}x7168_{f'top{k}' if k else 'logits'}": entry(num_outputs, k)
+        for num_outputs in (20480, 10240)
+        for k in (0, 64)
+    }
+
+
+def l2_prefetch() -> Kernels:
+    def entry(keep: bool) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.l2_prefetch.kernel import PrefetchConfiguration, compile_prefetch
+
+            return compile_prefetch(PrefetchConfiguration(keep=keep))
+
+        return compile_one
+
+    return {"keep": entry(True), "plain": entry(False)}
+
+
 BUILDS: Mapping[str, Callable[[], Kernels]] = {
     "skinny_gemv": skinny_gemv,
     "kda_decode": kda_decode,
@@ -244,4 +277,6 @@ BUILDS: Mapping[str, Callable[[], Kernels]] = {
     "mla_decode": mla_decode,
     "mla_prep": mla_prep,
     "proj_allreduce": proj_allreduce,
+    "lm_head": lm_head,
+    "l2_prefetch": l2_prefetch,
 }

@@ -1,6 +1,7 @@
 """Facts of a compiled kernel, read from its cubin: registers, stack, shared memory, and what its SASS holds.
 
-The ELF container answers the first three without any tool, in its ``.nv.info`` section; the instructions need ``nvdisasm``, which the ``gpu`` extra brings as a wheel.
+The ELF container answers the first three without any tool, in its ``.nv.info`` section; the instructions need
+``nvdisasm``, which the ``gpu`` extra brings as a wheel.
 """
 
 from __future__ import annotations

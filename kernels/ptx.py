@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from cutlass import Float32, Int32, Int64, Uint32
-from cutlass.cute.arch.nvvm_wrappers import inline_ptx
+from cutlass.cute.arch.nvvm_wrappers import inline_ptx as inline_ptx
 
 Words = tuple[Uint32, ...]
 _FOUR_OUT = "{{$w0}, {$w1}, {$w2}, {$w3}}"

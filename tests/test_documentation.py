@@ -16,12 +16,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from k3sim.kernels.machine_code import KernelCode
 from k3sim.model.paths import PATH_NAMES, SWITCHES
 from k3sim.sim.timeline import Phase
 from k3sim.sim.waits import Part
@@ -193,6 +194,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "compare": ("compare", "path=stock", "path=fused"),
         "machines": ("machines",),
         "validate": ("validate",),
+        "kernels list": ("kernels", "list"),
     }
     found: dict[str, Any] = {}
     for name, words in commands.items():
@@ -228,6 +230,15 @@ def check(heading: str, objects: list[dict[str, Any]]) -> None:
         assert [row[0] for row in rows] == list(one), heading
         for key, types, *_ in rows:
             assert set(types.split(" or ")) & json_type(one[key]), f"{heading}: {key} is {one[key]!r:.60}"
+
+
+def test_documented_keys_of_the_list_of_kernels(documents: dict[str, Any]) -> None:
+    check("kernels list", [documents["kernels list"]])
+
+
+def test_documented_keys_of_a_build() -> None:
+    code = [row[0] for row in table("json.md", "entry function")]
+    assert code == [field.name for field in fields(KernelCode)]
 
 
 def test_documented_keys_of_timeline(documents: dict[str, Any]) -> None:

@@ -26,7 +26,8 @@ MIN_OUTPUTS, MAX_OUTPUTS = 1024, 20480
 def _num_blocks(device_index: int, num_outputs: int) -> int:
     import torch
 
-    return min(2 * torch.cuda.get_device_properties(device_index).multi_processor_count, num_outputs // 16)
+    num_sms = int(torch.cuda.get_device_properties(device_index).multi_processor_count)
+    return min(2 * num_sms, num_outputs // 16)
 
 
 @cache

@@ -459,11 +459,11 @@ def _mla_decode(
             ptx.shared_store_int(sBase + shared.flag, ptx.count_wrapping(mCounters + slot * 4, Int32(clusters - 1)))
         cute.arch.sync_threads()
         if (ptx.shared_load_int(sBase + shared.flag) == clusters - 1) & active:
-            stats = [
+            slice_stats = [
                 [ptx.load_float_l2(mStats + one * (HEAD_TILE * 8) + at) for at in (0, 4)] for one in range(clusters)
             ]
             values = [ptx.load_l2(mSlices + one * (HEAD_TILE * SLICE * 4)) for one in range(clusters)]
-            _merge(rMerged, stats, values)
+            _merge(rMerged, slice_stats, values)
             _finish(rMerged, mOutRow, mLogSumRow, writes_log_sum)
 
 

@@ -251,8 +251,8 @@ def _prepare_head(
             row, pair = item // (SLICE // 2), item % (SLICE // 2)
             totals = [Float32(0.0)] * 2
             for part in range_constexpr(WARPS):
-                words = ptx.shared_load2(sOut + ((part * rows + row) * SLICE + 2 * pair) * 4)
-                totals = [total + ptx.bits_as_float(word) for total, word in zip(totals, words, strict=True)]
+                pair_words = ptx.shared_load2(sOut + ((part * rows + row) * SLICE + 2 * pair) * 4)
+                totals = [total + ptx.bits_as_float(word) for total, word in zip(totals, pair_words, strict=True)]
             ptx.store_int(
                 mQuery + ((Int64(row) * heads + head) * ROW + rank * SLICE + 2 * pair) * 2,
                 Int32(ptx.pack_bf16(totals[0], totals[1])),

@@ -1,0 +1,60 @@
+"""Building without a GPU: what the manifest says is what the cubins hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from k3sim.errors import UserError
+from k3sim.kernels.build import build
+from k3sim.kernels.catalogue import BUILDS
+from k3sim.kernels.compile_cache import ARCHITECTURES
+from k3sim.kernels.costs import COSTS
+from k3sim.kernels.machine_code import sections
+
+WITHOUT_A_KERNEL_YET = {"unfused"}  # the stock path's separate kernels exist as costs only
+
+
+def test_the_catalogue_has_every_operator_that_has_a_cost() -> None:
+    assert {name.split(".")[0] for name in COSTS} - set(BUILDS) == WITHOUT_A_KERNEL_YET
+
+
+def test_names_of_kernels_are_file_names() -> None:
+    for operator, kernels in BUILDS.items():
+        pytest.importorskip("torch")
+        for name in kernels():
+            assert re.fullmatch(r"[a-z0-9_]+", name), (operator, name)
+
+
+def test_what_is_unknown_is_refused_with_what_is_accepted(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"unknown operator 'gemv'; accepted: skinny_gemv, "):
+        build(tmp_path, operators=("gemv",))
+    with pytest.raises(UserError, match=r"unknown architecture 'sm_80'; accepted: sm_90a, "):
+        build(tmp_path, architectures=("sm_80",))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_cubin_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a 64-bit ELF file"):
+        sections(b"\x7fELF\x01 and so on")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_kernel_builds_without_a_spill_in_it(tmp_path: Path, architecture: str) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("cutlass")
+    manifest = build(tmp_path, architectures=(architecture,))
+    assert json.loads((tmp_path / "manifest.json").read_text()) == manifest
+    built = {(entry["operator"], entry["kernel"]) for entry in manifest["kernels"]}
+    assert built == {(operator, name) for operator, kernels in BUILDS.items() for name in kernels()}
+    for entry in manifest["kernels"]:
+        assert (tmp_path / entry["cubin"]).read_bytes()[:4] == b"\x7fELF"
+        for code in entry["functions"]:
+            assert code["spills"] == code["stack_bytes"] == 0, entry
+            assert 16 <= code["registers"] <= 255, entry
+            assert code["instructions"] > 20, entry
+            if entry["operator"] != "l2_prefetch":
+                assert code["loads_16_byte"] + code["bulk_copies"] > 0, entry
