@@ -116,19 +116,28 @@ def layer_rows() -> list[Row]:
 
 
 def kernel_rows() -> list[Row]:
-    """Single kernels in a graph of repeated calls, in microseconds a call."""
+    """Public kernels in a graph of repeated calls, in microseconds a call."""
+    return _kernel_rows("kernels")
+
+
+def own_kernel_rows() -> list[Row]:
+    """The project's own kernels likewise (docs/kernels.md)."""
+    return _kernel_rows("own_kernels")
+
+
+def _kernel_rows(name: str) -> list[Row]:
     return [
         Row(
             label=f"{reading['machine']}: {reading['label']}",
             measured=reading["measured_us"],
-            predicted=loop_us(reading["machine"], reading["launch"], reading["calls"]),
+            predicted=loop_us(reading["machine"], reading["launch"], reading["calls"], reading.get("trigger", "stream")),
             source=reading["source"],
         )
-        for reading in published()["kernels"]
+        for reading in published()[name]
     ]
 
 
-def loop_us(machine: str, launch: str, kernels: Sequence[Mapping[str, Any]]) -> float:
+def loop_us(machine: str, launch: str, kernels: Sequence[Mapping[str, Any]], trigger: str) -> float:
     """Time of one round of ``kernels`` in a long graph in which every round reads its own weights (cold L2)."""
     calls: list[Call] = []
     for loop in range(LOOPS):
@@ -148,7 +157,7 @@ def loop_us(machine: str, launch: str, kernels: Sequence[Mapping[str, Any]]) -> 
                     shape=kernel["shape"],
                     stream="main",
                     launch=launch,
-                    trigger="stream",
+                    trigger=trigger,
                     after=(),
                     sends="",
                     transport="push",

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from k3sim.calibrate.validate import Row, kernel_rows, layer_rows, skewed_routing_rows, step_rows
+from k3sim.calibrate.validate import (
+    Row,
+    kernel_rows,
+    layer_rows,
+    own_kernel_rows,
+    skewed_routing_rows,
+    step_rows,
+)
 
 PAGE = Path(__file__).parent / "measurements.md"
 
@@ -33,6 +40,7 @@ def rewritten(page: str) -> str:
         "skewed routing": table(skewed_routing_rows(), "ms"),
         "kda layer": table(layer_rows(), "us"),
         "kernels": table(kernel_rows(), "us"),
+        "own kernels": table(own_kernel_rows(), "us"),
     }
     for name, text in tables.items():
         begin, end = f"<!-- {name}: written by docs/measurements_tables.py -->\n", f"<!-- {name}: end -->\n"

@@ -199,10 +199,15 @@ def validate(json_output: Json = False) -> None:
     """Predictions beside published readings: steps, the stages of a layer, kernels."""
     from dataclasses import asdict
 
-    from k3sim.calibrate.validate import kernel_rows, layer_rows, step_rows
+    from k3sim.calibrate.validate import kernel_rows, layer_rows, own_kernel_rows, step_rows
     from k3sim.report import SCHEMA_VERSION, dump_json
 
-    tables = {"steps_ms": step_rows(), "kda_layer_us": layer_rows(), "kernels_us": kernel_rows()}
+    tables = {
+        "steps_ms": step_rows(),
+        "kda_layer_us": layer_rows(),
+        "kernels_us": kernel_rows(),
+        "own_kernels_us": own_kernel_rows(),
+    }
     if json_output:
         document: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
         document |= {name: [{**asdict(row), "error": row.error} for row in rows] for name, rows in tables.items()}

@@ -1,8 +1,8 @@
 """Cost of one KDA decode step: convolution, SiLU, L2 norms, decay gate, delta rule, gated RMSNorm.
 
 ``per_head`` is the public fused kernel: one block a head, the low-rank gate projected by a kernel before it.
-``cluster`` splits the 128 value columns of a head over a cluster of eight blocks (they are independent in the
-delta rule) and projects the low-rank gate itself; the blocks meet for the gate and for the RMSNorm.
+``cluster`` is the kernel of this folder: it projects the gate itself and splits the 128 value columns of a head over
+four blocks, two, or none, by the heads of all rows; the blocks of a head meet once, for the RMSNorm.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Work
 from k3sim.model.program import Weight
 
-CLUSTER_BLOCKS = 8
+# Heads of all rows up to which a head is split over four and over two blocks (launch.py).
+FOUR_BLOCKS_MAX, TWO_BLOCKS_MAX = 24, 192
 STATE_FLOPS_PER_ELEMENT = 8.0  # decay, k S, rank-one update, q S: four FMAs an element
 
 
@@ -51,16 +52,20 @@ def per_head(
 def cluster(
     weights: Sequence[Weight], *, rows: int, heads: int, state_bytes: int, conv_state_bytes: int, conv_weight_bytes: int
 ) -> Work:
-    """A cluster of eight blocks a head and row; each holds 16 value columns of the state in registers.
+    """A head's state in registers of its blocks, or (many rows) streamed through one block an SM.
 
-    ``weights`` is the low-rank gate projection f_b, read before the wait.
+    ``weights`` is the low-rank gate projection f_b, read before the wait like the state. The blocks meet twice inside
+    (gate and L2 norms; k S, q S and the sum of squares) and once with each other.
     """
+    heads_of_all_rows = rows * heads
+    blocks_per_head = 4 if heads_of_all_rows <= FOUR_BLOCKS_MAX else 2 if heads_of_all_rows <= TWO_BLOCKS_MAX else 1
+    streams = blocks_per_head == 1
     return Work(
-        num_blocks=CLUSTER_BLOCKS * rows * heads,
-        threads_per_block=128,
-        smem_bytes_per_block=16 * 1024,
-        bytes_in_flight_per_block=12 * 1024,
-        max_blocks_per_sm=8,
+        num_blocks=blocks_per_head * heads_of_all_rows,
+        threads_per_block=128 if blocks_per_head == 4 else 256,
+        smem_bytes_per_block=192 * 1024 if streams else 16 * 1024,
+        bytes_in_flight_per_block=192 * 1024 if streams else state_bytes // heads // blocks_per_head + 8 * 1024,
+        max_blocks_per_sm=1 if streams else 2,
         passes=(
             Pass(
                 num_dependent_loads=1,
@@ -71,16 +76,14 @@ def cluster(
                 # Written after the update, but the two streams overlap block by block when there are many rows.
                 written_bytes=rows * (state_bytes + conv_state_bytes),
                 flops=sum(2.0 * rows * one.num_outputs * one.depth for one in weights),
-                num_block_reductions=2,  # the gate's dot products, L2 norms of q and k
-                barrier=Barrier.CLUSTER,  # each block projects a share of the gate and of q, k
-                num_barriers=1,
+                num_block_reductions=1,
             ),
             Pass(
                 num_dependent_loads=1,  # output gate
                 flops=STATE_FLOPS_PER_ELEMENT * rows * state_bytes / 4,
-                num_block_reductions=2,  # k S and q S together, sum of squares
-                barrier=Barrier.CLUSTER,
-                num_barriers=1,
+                num_block_reductions=1,
+                barrier=Barrier.NONE if streams else Barrier.CLUSTER,
+                num_barriers=0 if streams else 1,
             ),
         ),
     )

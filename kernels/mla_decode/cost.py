@@ -29,7 +29,11 @@ def _attention(
         flops=2.0 * rows * padded_heads * context * (2 * kv_lora_rank + 64),
         unit=unit,
         num_tensor_core_setups=1,
-        num_block_reductions=2,  # row maximum, row sum
+        # Scores, row maximum and sum, and values of one tile before the next in a block.
+        num_tile_epilogues=-(-context // TOKENS_PER_BLOCK // MAX_SPLITS) - 1,
+        num_block_reductions=3,
+        barrier=Barrier.CLUSTER,  # the blocks of a cluster add up before the merge over clusters
+        num_barriers=1,
     )
 
 
