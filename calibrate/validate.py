@@ -130,7 +130,9 @@ def _kernel_rows(name: str) -> list[Row]:
         Row(
             label=f"{reading['machine']}: {reading['label']}",
             measured=reading["measured_us"],
-            predicted=loop_us(reading["machine"], reading["launch"], reading["calls"], reading.get("trigger", "stream")),
+            predicted=loop_us(
+                reading["machine"], reading["launch"], reading["calls"], reading.get("trigger", "stream")
+            ),
             source=reading["source"],
         )
         for reading in published()[name]
