@@ -77,6 +77,7 @@ class Work:
     max_blocks_per_sm: int  # register limit
     passes: tuple[Pass, ...]
     sent_bytes_per_peer: int = 0  # payload each peer receives
+    prefetches: bool = False  # its reads only fill L2, for kernels that ask for the same regions later
 
     def read_bytes(self) -> int:
         """HBM bytes read when L2 holds nothing."""

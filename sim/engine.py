@@ -98,7 +98,7 @@ class _Engine:
         self.paces = Paces(machine.rank_skew_relative_sd, seed)
         self.fabric = Fabric(self.env, machine, ranks)
         self.gpus = {rank: _Gpu(self.env, machine) for rank in ranks}
-        self.works = [None if call.operator == "host" else work_of(call.operator, call.weights, call.shape)
+        self.works = [None if call.launch == "host" else work_of(call.operator, call.weights, call.shape)
                       for call in program.calls]
         self.states: dict[tuple[int, int], _State] = {}
         self._maxima: dict[int, float] = {}
@@ -193,7 +193,7 @@ class _Engine:
         if call.trigger == "start":
             self.trigger(state)
 
-        if call.operator == "l2_prefetch.bulk":
+        if work.prefetches:
             yield from self.prefetch(gpu, run, work)
             self.finish(rank, state, held, causes)
             return

@@ -146,10 +146,12 @@ def _moved_bytes(program: Program, fold: Fold | None) -> int:
             count[layer] = count.get(layer, 0) + 1
     total = 0
     for call in program.calls:
-        if call.operator not in ("host", "l2_prefetch.bulk"):
+        if call.launch != "host":
             # A layer that was kept only as a neighbour stands for none; start and head are there once.
             times = count.get(call.layer, 0) if fold is not None and call.layer in fold.layers else 1
-            total += work_of(call.operator, call.weights, call.shape).moved_bytes() * times
+            work = work_of(call.operator, call.weights, call.shape)
+            if not work.prefetches:  # a prefetch moves the bytes of the kernels that use them
+                total += work.moved_bytes() * times
     return total
 
 

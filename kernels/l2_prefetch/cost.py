@@ -29,4 +29,5 @@ def bulk(weights: Sequence[Weight], *, budget_bytes: int) -> Work:
         bytes_in_flight_per_block=1024 * 1024,  # a bulk request holds no register or shared memory of the SM
         max_blocks_per_sm=1,
         passes=(Pass(reads=tuple(reads)),),
+        prefetches=True,
     )

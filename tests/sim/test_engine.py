@@ -308,7 +308,7 @@ def test_activations_come_from_l2_at_the_rate_of_one_sm(monkeypatch: Patch) -> N
 
 def test_a_prefetched_region_is_served_by_l2(monkeypatch: Patch) -> None:
     works = {
-        "l2_prefetch.bulk": work(Pass(reads=(reads(4000, region="w"),))),
+        "l2_prefetch.bulk": work(Pass(reads=(reads(4000, region="w"),)), prefetches=True),
         "b": work(Pass(reads=(reads(4000, region="w"),))),
     }
     timeline = simulate(monkeypatch, works, [call(0, "l2_prefetch.bulk"), call(1, "b")], num_ranks=1)
@@ -323,7 +323,7 @@ def test_a_prefetched_region_is_served_by_l2(monkeypatch: Patch) -> None:
 def test_a_region_evicted_before_its_use_comes_from_hbm_again(monkeypatch: Patch) -> None:
     # 4000 prefetched and 8000 of other reads into 10000 are 2000 too many; the region was there alone and loses them.
     works = {
-        "l2_prefetch.bulk": work(Pass(reads=(reads(4000, region="w"),))),
+        "l2_prefetch.bulk": work(Pass(reads=(reads(4000, region="w"),)), prefetches=True),
         "a": stream(8000),
         "b": work(Pass(reads=(reads(4000, region="w"),))),
     }
@@ -336,7 +336,7 @@ def test_a_region_evicted_before_its_use_comes_from_hbm_again(monkeypatch: Patch
 
 def test_a_prefetch_stops_where_the_kernel_that_needs_the_region_takes_over(monkeypatch: Patch) -> None:
     works = {
-        "l2_prefetch.bulk": work(Pass(reads=(reads(5 << 20, region="w"),))),
+        "l2_prefetch.bulk": work(Pass(reads=(reads(5 << 20, region="w"),)), prefetches=True),
         "b": work(Pass(reads=(reads(5 << 20, region="w"),))),
     }
     machine = replace(TINY, l2_effective_bytes=16 << 20)
