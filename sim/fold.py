@@ -82,11 +82,9 @@ def cells(timeline: Timeline, fold: Fold | None) -> list[Cell]:
         if run.stream == "main":
             ends[run.layer] = max(ends.get(run.layer, 0), run.end_ps)
     present = sorted(ends)
-    inner = [layer for layer in present[1:-1]]
-    stands: dict[int, list[int]] = {layer: [] for layer in inner}
-    if fold is None:
-        stands = {layer: [layer] for layer in inner}
-    else:
+    inner = present[1:-1]
+    stands: dict[int, list[int]] = {layer: [layer] if fold is None else [] for layer in inner}
+    if fold is not None:
         for layer, chosen in enumerate(fold.representative):
             stands[chosen].append(layer)
     result = [Cell(0, ends[present[0]], present[0], (present[0],))]

@@ -15,6 +15,7 @@ stream at 94 % of it, 0.52 at 100 %.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,7 +166,7 @@ class Memory:
         """
         return self._env.process(self._prefetch(region, num_bytes, limit))
 
-    def _prefetch(self, region: str, num_bytes: int, limit: StreamLimit):  # type: ignore[no-untyped-def]
+    def _prefetch(self, region: str, num_bytes: int, limit: StreamLimit) -> Generator[simpy.Event, None, int]:
         fetched = 0
         while fetched < num_bytes:
             # What kernels asked for themselves meanwhile, and what is there already, need not be fetched.

@@ -9,7 +9,7 @@ so the parts sum to it exactly, in integer picoseconds.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -123,7 +123,9 @@ def critical_path(timeline: Timeline) -> list[Segment]:
     return segments
 
 
-def _walk_kernel(run: KernelRun, runs: Mapping[int, KernelRun], now: int, attribute) -> tuple[KernelRun | None, int]:  # type: ignore[no-untyped-def]
+def _walk_kernel(
+    run: KernelRun, runs: Mapping[int, KernelRun], now: int, attribute: Callable[[int, Part, int], None]
+) -> tuple[KernelRun | None, int]:
     """Back through one kernel from ``now``; returns the kernel that held it up, and when."""
     starts = [span.start_ps for span in run.spans]
     for position in range(bisect_right(starts, now) - 1, -1, -1):
