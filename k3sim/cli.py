@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature, signature
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -21,45 +23,68 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Machine = Annotated[str, typer.Option(help="Machine profile: a name (see 'k3sim machines') or a JSON file.")]
-Tp = Annotated[int, typer.Option(help="Tensor parallel: 1 to 32, a power of two.")]
-Ep = Annotated[int, typer.Option(help="Expert parallel within the tensor-parallel group.")]
-Dp = Annotated[int, typer.Option(help="Data-parallel replicas that share the concurrency.")]
-Dcp = Annotated[int, typer.Option(help="Decode context parallel: ranks that share the KV cache.")]
-PathName = Annotated[str, typer.Option("--path", help="Execution path: stock, fused or persistent.")]
-With = Annotated[
-    list[str] | None,
-    typer.Option("--with", help="Switch of the fused path to have, starting from none (repeatable)."),
-]
-Without = Annotated[
-    list[str] | None,
-    typer.Option("--without", help="Switch of the fused path to leave out (repeatable)."),
-]
-Concurrency = Annotated[int, typer.Option(help="Requests decoded together, over all replicas.")]
-Context = Annotated[int, typer.Option(help="Cached tokens of each request.")]
-KvDtype = Annotated[str, typer.Option(help="KV cache type: fp8 or bf16.")]
-Seed = Annotated[int, typer.Option(help="Seed of the skew between ranks.")]
-SkewFlag = Annotated[
-    bool | None,
-    typer.Option(
-        "--skew/--no-skew",
-        help="Simulate all ranks with sampled skew, or none; by default one rank with the expected skew.",
-    ),
-]
-RoutingSkew = Annotated[float, typer.Option(help="Popularity exponent of the experts: 0 is uniform.")]
-PadExperts = Annotated[
-    bool | None,
-    typer.Option("--pad-experts/--no-pad-experts", help="Pad expert slices to 128; by default as the path does."),
-]
-Model = Annotated[str | None, typer.Option(help="A config.json of the same family in place of Kimi K3's.")]
+# What every prediction takes, by the names of ``Options``, whose defaults are theirs.
+SHARED_OPTIONS: dict[str, Any] = {
+    "machine": Annotated[str, typer.Option(help="Machine profile: a name (see 'k3sim machines') or a JSON file.")],
+    "tp": Annotated[int, typer.Option(help="Tensor parallel: 1 to 32, a power of two.")],
+    "ep": Annotated[int, typer.Option(help="Expert parallel within the tensor-parallel group.")],
+    "dp": Annotated[int, typer.Option(help="Data-parallel replicas that share the concurrency.")],
+    "dcp": Annotated[int, typer.Option(help="Decode context parallel: ranks that share the KV cache.")],
+    "path": Annotated[str, typer.Option("--path", help="Execution path: stock, fused or persistent.")],
+    "with_switches": Annotated[
+        list[str] | None,
+        typer.Option("--with", help="Switch of the fused path to have, starting from none (repeatable)."),
+    ],
+    "without": Annotated[
+        list[str] | None,
+        typer.Option("--without", help="Switch of the fused path to leave out (repeatable)."),
+    ],
+    "concurrency": Annotated[int, typer.Option(help="Requests decoded together, over all replicas.")],
+    "context": Annotated[int, typer.Option(help="Cached tokens of each request.")],
+    "kv_dtype": Annotated[str, typer.Option(help="KV cache type: fp8 or bf16.")],
+    "seed": Annotated[int, typer.Option(help="Seed of the skew between ranks.")],
+    "skew": Annotated[
+        bool | None,
+        typer.Option(
+            "--skew/--no-skew",
+            help="Simulate all ranks with sampled skew, or none; by default one rank with the expected skew.",
+        ),
+    ],
+    "routing_skew": Annotated[float, typer.Option(help="Popularity exponent of the experts: 0 is uniform.")],
+    "pad_experts": Annotated[
+        bool | None,
+        typer.Option("--pad-experts/--no-pad-experts", help="Pad expert slices to 128; by default as the path does."),
+    ],
+    "model": Annotated[str | None, typer.Option(help="A config.json of the same family in place of Kimi K3's.")],
+}
+
 Out = Annotated[str, typer.Option(help="Folder for the files.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else there.")]
 
 
-def _options(**given: Any) -> Options:
-    given["with_switches"] = tuple(given.pop("with_") or ())
-    given["without"] = tuple(given["without"] or ())
-    return Options(**given)
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the shared options on the command line; it gets them as one ``Options``."""
+    hints = get_type_hints(command, include_extras=True)
+    own = [one.replace(annotation=hints[one.name]) for one in signature(command).parameters.values()]
+    shared = []
+    for name, annotation in SHARED_OPTIONS.items():
+        default = getattr(Options(), name)
+        # The command-line library gives a repeatable option that is not there as None.
+        default = None if default == () else default
+        shared.append(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation))
+
+    def parsed(**given: Any) -> None:
+        values = {name: given.pop(name) for name in SHARED_OPTIONS}
+        for name in ("with_switches", "without"):
+            values[name] = tuple(values[name] or ())
+        command(options=Options(**values), **given)
+
+    position = next(index for index, one in enumerate(own) if one.name == "options")
+    parameters = [*own[:position], *shared, *own[position + 1 :]]
+    functools.update_wrapper(parsed, command)
+    parsed.__annotations__ = {one.name: one.annotation for one in parameters}
+    parsed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return parsed
 
 
 def _print_version(wanted: bool) -> None:
@@ -80,23 +105,9 @@ def options_of_every_command(
 
 
 @app.command(epilog="Example: k3sim timeline --concurrency 1")
+@takes_options
 def timeline(
-    machine: Machine = "gb300",
-    tp: Tp = 16,
-    ep: Ep = 1,
-    dp: Dp = 1,
-    dcp: Dcp = 1,
-    path: PathName = "fused",
-    with_: With = None,
-    without: Without = None,
-    concurrency: Concurrency = 1,
-    context: Context = 8192,
-    kv_dtype: KvDtype = "fp8",
-    seed: Seed = 0,
-    skew: SkewFlag = None,
-    routing_skew: RoutingSkew = 0.0,
-    pad_experts: PadExperts = None,
-    model: Model = None,
+    options: Options,
     out: Out = "k3sim-out",
     json_output: Json = False,
 ) -> None:
@@ -104,11 +115,6 @@ def timeline(
     from k3sim import predict_options
     from k3sim.report import dump_json
 
-    options = _options(
-        machine=machine, tp=tp, ep=ep, dp=dp, dcp=dcp, path=path, with_=with_, without=without,
-        concurrency=concurrency, context=context, kv_dtype=kv_dtype, seed=seed, skew=skew,
-        routing_skew=routing_skew, pad_experts=pad_experts, model=model,
-    )  # fmt: skip
     question, _ = ask(options)
     folder = writable_folder(out)
     for warning in warnings_of(question):
@@ -124,25 +130,11 @@ def timeline(
 
 
 @app.command(epilog="Example: k3sim compare path=stock path=fused --machine gb200")
+@takes_options
 def compare(
     before: Annotated[str, typer.Argument(help="First side: key=value,... on top of the options.")],
     after: Annotated[str, typer.Argument(help="Second side, likewise.")],
-    machine: Machine = "gb300",
-    tp: Tp = 16,
-    ep: Ep = 1,
-    dp: Dp = 1,
-    dcp: Dcp = 1,
-    path: PathName = "fused",
-    with_: With = None,
-    without: Without = None,
-    concurrency: Concurrency = 1,
-    context: Context = 8192,
-    kv_dtype: KvDtype = "fp8",
-    seed: Seed = 0,
-    skew: SkewFlag = None,
-    routing_skew: RoutingSkew = 0.0,
-    pad_experts: PadExperts = None,
-    model: Model = None,
+    options: Options,
     out: Out = "k3sim-out",
     json_output: Json = False,
 ) -> None:
@@ -150,12 +142,7 @@ def compare(
     from k3sim.comparison import compare_options
     from k3sim.report import dump_json
 
-    base = _options(
-        machine=machine, tp=tp, ep=ep, dp=dp, dcp=dcp, path=path, with_=with_, without=without,
-        concurrency=concurrency, context=context, kv_dtype=kv_dtype, seed=seed, skew=skew,
-        routing_skew=routing_skew, pad_experts=pad_experts, model=model,
-    )  # fmt: skip
-    sides = (parse_side(before, base), parse_side(after, base))
+    sides = (parse_side(before, options), parse_side(after, options))
     for side in sides:
         for warning in warnings_of(ask(side)[0]):
             sys.stderr.write(f"k3sim: warning: {warning}\n")
@@ -297,6 +284,3 @@ def _fail(message: str) -> None:
     sys.stderr.write(f"k3sim: {line}\n")
     raise SystemExit(2) from None
 
-
-if __name__ == "__main__":
-    main()

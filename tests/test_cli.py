@@ -212,7 +212,7 @@ def test_refusals_of_a_fresh_process(tmp_path: Path) -> None:
     ):
         (tmp_path / "f").write_text("")
         done = subprocess.run(
-            [sys.executable, "-m", "k3sim.cli", "timeline", *options.split()],
+            [sys.executable, "-m", "k3sim", "timeline", *options.split()],
             cwd=tmp_path, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         assert (done.returncode, done.stdout) == (2, "")
@@ -346,7 +346,7 @@ def test_machines_are_listed_and_shown_with_their_sources(capsys: Capture) -> No
 
 def test_a_reader_that_goes_away_leaves_no_traceback(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "k3sim.cli", "machines", "--json"],
+        [sys.executable, "-m", "k3sim", "machines", "--json"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
     assert process.stdout is not None and process.stderr is not None

@@ -31,7 +31,7 @@ def run(folder: Path, hash_seed: str, *options: str) -> dict[str, bytes]:
     """Files and standard output of a fresh process, which sees the same relative path in every folder."""
     folder.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "k3sim.cli", "timeline", "--json", "--out", "out", *options],
+        [sys.executable, "-m", "k3sim", "timeline", "--json", "--out", "out", *options],
         cwd=folder, capture_output=True, timeout=120, env={**os.environ, "PYTHONHASHSEED": hash_seed},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
