@@ -67,7 +67,7 @@ def run_command(arguments: tuple[str, ...], folder: Path) -> tuple[float, float]
     """Run k3sim in ``folder``; returns seconds and the child's peak resident memory in GB."""
     start = time.perf_counter()
     child = subprocess.Popen(
-        [sys.executable, "-m", "k3sim.cli", *arguments], cwd=folder, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "k3sim", *arguments], cwd=folder, stdout=subprocess.DEVNULL
     )
     _, status, usage = os.wait4(child.pid, 0)
     seconds = time.perf_counter() - start
