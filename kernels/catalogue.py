@@ -19,6 +19,7 @@ GEMV_SHAPES = (
     (1536, 7168), (768, 7168), (8448, 7168), (4224, 7168), (7168, 1536), (7168, 768), (7168, 384), (7168, 4224),
     (7168, 2112), (7168, 3584), (896, 3584), (448, 3584), (2304, 1536), (1152, 1536), (1536, 128), (768, 128),
 )  # fmt: skip
+PRODUCE_SHAPES = ((1536, 8), (768, 16), (4224, 8), (2112, 16))  # depth and ranks: attention, dense layer
 GEMV_ROWS = (1, 8)  # the FMA and the tensor-core form
 
 
@@ -138,11 +139,11 @@ def router_topk() -> Kernels:
 
 
 def latent_tail() -> Kernels:
-    def entry(part: str, ranks: int, max_rows: int) -> Compile:
+    def entry(part: str, ranks: int, max_rows: int, release_late: bool = False) -> Compile:
         def compile_one() -> Any:
             from k3sim.kernels.latent_tail import kernel
 
-            configuration = kernel.TailConfiguration(ranks=ranks, max_rows=max_rows)
+            configuration = kernel.TailConfiguration(ranks=ranks, max_rows=max_rows, release_late=release_late)
             return {"send": kernel.compile_send, "up": kernel.compile_up, "collect": kernel.compile_collect}[part](
                 configuration
             )
@@ -150,10 +151,13 @@ def latent_tail() -> Kernels:
         return compile_one
 
     return {
-        f"{part}_ranks{ranks}_rows{rows}": entry(part, ranks, rows)
-        for part in ("send", "up", "collect")
-        for ranks in (8, 16)
-        for rows in (1, 4)
+        **{
+            f"{part}_ranks{ranks}_rows{rows}": entry(part, ranks, rows)
+            for part in ("send", "up", "collect")
+            for ranks in (8, 16)
+            for rows in (1, 4)
+        },
+        **{f"up_ranks{ranks}_rows{rows}_late": entry("up", ranks, rows, True) for ranks in (8, 16) for rows in (1, 4)},
     }
 
 
@@ -224,13 +228,28 @@ def proj_allreduce() -> Kernels:
 
         return compile_one
 
+    def gathered(ranks: int, snapshots: bool) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.proj_allreduce.kernel import ConsumeConfiguration, compile_consume_gathered
+
+            return compile_consume_gathered(
+                ConsumeConfiguration(
+                    rows=1, hidden=7168, ranks=ranks, max_rows=0, residual=snapshots, snapshots=snapshots,
+                    release_next=True, gathered=True, empties=snapshots,
+                )
+            )  # fmt: skip
+
+        return compile_one
+
     return {
-        **{f"produce_depth{depth}_ranks{ranks}": produce(depth, ranks) for depth, ranks in ((1536, 8), (768, 16))},
+        **{f"produce_depth{depth}_ranks{ranks}": produce(depth, ranks) for depth, ranks in PRODUCE_SHAPES},
         **{
             f"consume_ranks{ranks}{'_snapshots' if snapshots else ''}": consume(ranks, snapshots)
             for ranks in (8, 16)
             for snapshots in (False, True)
         },
+        **{f"gathered_ranks{ranks}": gathered(ranks, True) for ranks in (8, 16)},
+        "gathered_embedding": gathered(16, False),
     }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import pytest
 
 from k3sim.kernels.costs import COSTS, work_of
+from k3sim.kernels.proj_allreduce import cost as proj_allreduce
 from k3sim.kernels.work import Barrier, ReadKind, Unit, Work
 from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import Layout, Workload, rank_matrices
@@ -290,6 +291,15 @@ def every_work() -> list[tuple[str, Work]]:
                 if call.operator != "host"
             ]
     return found
+
+
+def test_the_gathered_consumer_reads_parameters_and_runs_emptying_blocks_beside_the_polling_ones() -> None:
+    one, four = (proj_allreduce.consume_gathered((), rows=rows, hidden=H) for rows in (1, 4))
+    assert (one.num_blocks, four.num_blocks) == (16, 64)
+    # Gathered row, residual and the prepared part of one block: three eighths of a row.
+    assert one.passes[0].input_bytes_per_block == 3 * 14_336 // 8
+    assert [read.num_bytes for part in one.passes for read in part.reads] == [43_008]
+    assert [part.num_barriers for part in one.passes] == [1]
 
 
 def test_counts_are_such_as_a_gpu_can_run() -> None:
