@@ -15,7 +15,8 @@ Kernels = dict[str, Compile]
 NUM_SMS = {"sm_90a": 132, "sm_100a": 148, "sm_103a": 152}
 # Outputs and depth of the matrices at TP8 and TP16 (model/layout.py, rank_matrices).
 GEMV_SHAPES = (
-    (6288, 7168), (3216, 7168), (2112, 7168), (3584, 7168), (896, 7168), (448, 7168), (112, 7168), (56, 7168),
+    (6288, 7168), (3216, 7168), (2112, 7168), (3648, 7168), (2880, 7168), (3584, 7168), (896, 7168), (448, 7168),
+    (112, 7168), (56, 7168),
     (1536, 7168), (768, 7168), (8448, 7168), (4224, 7168), (7168, 1536), (7168, 768), (7168, 384), (7168, 4224),
     (7168, 2112), (7168, 3584), (896, 3584), (448, 3584), (2304, 1536), (1152, 1536), (1536, 128), (768, 128),
 )  # fmt: skip
@@ -27,7 +28,9 @@ def skinny_gemv() -> Kernels:
     from k3sim.kernels.compile_cache import architecture
     from k3sim.kernels.skinny_gemv.configuration import Epilogue, GemvConfiguration, rule_tiling
 
-    def entry(num_outputs: int, depth: int, rows: int, epilogue: Epilogue, num_peers: int) -> Compile:
+    def entry(
+        num_outputs: int, depth: int, rows: int, epilogue: Epilogue, num_peers: int, polled: bool = False
+    ) -> Compile:
         def compile_one() -> Any:
             from k3sim.kernels.skinny_gemv.kernel import compile_gemv
 
@@ -40,9 +43,10 @@ def skinny_gemv() -> Kernels:
                     num_outputs=num_outputs,
                     depth=depth,
                     rows=rows,
-                    fp32_out=False,
+                    fp32_out=polled,
                     epilogue=epilogue,
                     num_peers=num_peers,
+                    polled=polled,
                     tiling=tiling,
                 ).check()
             )
@@ -58,6 +62,9 @@ def skinny_gemv() -> Kernels:
         if epilogue is not Epilogue.NONE:
             kernels[f"1536x7168_rows1_{epilogue.name.lower()}"] = entry(1536, 7168, 1, epilogue, 0)
     kernels["7168x768_rows1_push8"] = entry(7168, 768, 1, Epilogue.NONE, 8)
+    for outputs, ranks in ((560, 8), (280, 16)):  # router and latent down shard, TP8 and TP16
+        for rows in GEMV_ROWS:
+            kernels[f"{outputs}x7168_rows{rows}_front{ranks}"] = entry(outputs, 7168, rows, Epilogue.NONE, ranks, True)
     return kernels
 
 
@@ -135,7 +142,21 @@ def router_topk() -> Kernels:
 
         return compile_one
 
-    return {"whole": entry(1, False), "shards8": entry(8, True), "shards16": entry(16, True)}
+    def gather(num_shards: int) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.router_topk.kernel import GatherConfiguration, compile_gather
+
+            return compile_gather(GatherConfiguration(num_shards=num_shards, early=True, release_next=True))
+
+        return compile_one
+
+    return {
+        "whole": entry(1, False),
+        "shards8": entry(8, True),
+        "shards16": entry(16, True),
+        "gather8": gather(8),
+        "gather16": gather(16),
+    }
 
 
 def latent_tail() -> Kernels:

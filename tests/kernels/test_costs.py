@@ -12,6 +12,7 @@ import pytest
 
 from k3sim.kernels.costs import COSTS, work_of
 from k3sim.kernels.proj_allreduce import cost as proj_allreduce
+from k3sim.kernels.router_topk import cost as router_topk
 from k3sim.kernels.work import Barrier, ReadKind, Unit, Work
 from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import Layout, Workload, rank_matrices
@@ -300,6 +301,12 @@ def test_the_gathered_consumer_reads_parameters_and_runs_emptying_blocks_beside_
     assert one.passes[0].input_bytes_per_block == 3 * 14_336 // 8
     assert [read.num_bytes for part in one.passes for read in part.reads] == [43_008]
     assert [part.num_barriers for part in one.passes] == [1]
+
+
+def test_the_divided_front_selects_beside_two_blocks_that_collect_the_latent() -> None:
+    work = router_topk.gather_topk((), rows=2, latent=L)
+    assert work.num_blocks == 6
+    assert work.passes[0].input_bytes_per_block == 7168  # half of 3584 fp32 values
 
 
 def test_counts_are_such_as_a_gpu_can_run() -> None:

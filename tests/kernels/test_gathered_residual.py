@@ -12,6 +12,8 @@ from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.attn_res import reference as attn_res  # noqa: E402
 from k3sim.kernels.latent_tail.launch import TailPeers, TailSlots, collect, send, up  # noqa: E402
 from k3sim.kernels.proj_allreduce import launch, reference  # noqa: E402
+from k3sim.kernels.router_topk.launch import gather_topk, make_front_slots  # noqa: E402
+from k3sim.kernels.router_topk.reference import gather_front  # noqa: E402
 from k3sim.kernels.tolerance import compare  # noqa: E402
 
 LATENT, HIDDEN = 3584, 7168
@@ -236,39 +238,74 @@ def test_consumers_that_run_first_wait_for_what_is_sent_later() -> None:
 
 
 class _Layers:
-    """Some layers of residual traffic of two ranks, each on its own stream: embedding, all-reduce, tail, again.
+    """Some layers of one or two processes, each on its own stream: embedding, all-reduce, divided front, tail, again.
 
-    ``looped``: only the first rank is there, and hears itself in place of the second.
+    Together they pose as 16 ranks: each sends what it computes from as many slots as are its share. So blocks that
+    wait for the other one (56 of ``up``, one an SM) leave SMs for everything that they wait for.
     """
 
-    RANKS, DEPTH, LAYERS, SNAPSHOT_EVERY = 2, 384, 4, 2
+    WORLD, DEPTH, LAYERS, SNAPSHOT_EVERY = 16, 384, 4, 2
 
-    def __init__(self, rows: int, *, looped: bool) -> None:
-        self.rows, self.real = rows, 1 if looped else self.RANKS
-        self.tails = [_Tail(self.RANKS, rows, looped=looped, seed=layer) for layer in range(self.LAYERS)]
-        for tail in self.tails[1:]:  # one set of slots, whatever the layer
-            tail.slots, tail.peers = self.tails[0].slots, self.tails[0].peers
-        self.buffers = [launch.make_receive_buffers(ranks=self.RANKS, max_rows=rows) for _ in range(self.real)]
-        addresses = [one.received.data_ptr() for one in self.buffers]
-        if looped:
-            addresses.append(addresses[0] + rows * HIDDEN * 2)
-        self.peers = torch.tensor(addresses, dtype=torch.int64, device="cuda")
+    def __init__(self, rows: int, *, processes: int) -> None:
+        self.rows, self.processes, self.share = rows, processes, self.WORLD // processes
+        self.tails = [_Tail(self.WORLD, rows, looped=True, seed=layer) for layer in range(self.LAYERS)]
+        self.streams = [torch.cuda.Stream() for _ in range(processes)]
+        each = range(processes)
+        self.slots = [TailSlots.allocate(ranks=self.WORLD, max_rows=rows, device="cuda") for _ in each]
+        self.buffers = [launch.make_receive_buffers(ranks=self.WORLD, max_rows=rows) for _ in each]
+        self.fronts = [make_front_slots(ranks=self.WORLD, max_rows=rows) for _ in each]
+        width_bytes = HIDDEN // self.WORLD * 2
+        self.tail_peers = [
+            TailPeers(
+                latent=self._posed([one.latent for one in self.slots], process, rows * LATENT * 2),
+                shared=self._posed([one.shared for one in self.slots], process, rows * width_bytes),
+                gathered=self._posed([one.gathered for one in self.slots], process, width_bytes),
+                max_rows=rows,
+            )
+            for process in each
+        ]
+        received = [one.received for one in self.buffers]
+        self.peers = [self._posed(received, process, rows * HIDDEN * 2) for process in each]
+        front_bytes = rows * 280 * 4  # of a block; the kernel adds nothing to an address of a front
+        self.front_peers = [
+            self._posed(self.fronts, process, front_bytes) + self.rank(process) * front_bytes for process in each
+        ]
         generator = torch.Generator(device="cuda").manual_seed(9)
 
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=generator, device="cuda").bfloat16()
 
         self.embedding = normal(rows, HIDDEN)
-        self.x = normal(self.LAYERS, self.RANKS, rows, self.DEPTH)
-        self.weight = normal(self.LAYERS, self.RANKS, HIDDEN, self.DEPTH) / 20
-        self.snapshots = torch.zeros(self.real, rows, 8, HIDDEN, device="cuda").bfloat16()
-        self.prefix = torch.zeros(self.real, rows, HIDDEN, device="cuda").bfloat16()
-        self.outs = torch.zeros(self.real, 2 * self.LAYERS + 1, rows, HIDDEN, device="cuda").bfloat16()
-        self.streams = [torch.cuda.Stream() for _ in range(self.real)]
+        self.x = normal(self.LAYERS, processes, rows, self.DEPTH)
+        self.weight = normal(self.LAYERS, processes, HIDDEN, self.DEPTH) / 50
+        self.front = normal(self.LAYERS, processes, 280, HIDDEN) / 60
+        self.shared = normal(self.LAYERS, processes, rows, HIDDEN) / 8
+        self.bias = normal(896).float() / 10
+        self.ids = torch.zeros(processes, self.LAYERS, rows, 16, dtype=torch.int32, device="cuda")
+        self.chosen = torch.zeros(processes, self.LAYERS, rows, 16, device="cuda")
+        self.latent = torch.zeros(processes, rows, LATENT, device="cuda").bfloat16()
+        self.snapshots = torch.zeros(processes, rows, 8, HIDDEN, device="cuda").bfloat16()
+        self.prefix = torch.zeros(processes, rows, HIDDEN, device="cuda").bfloat16()
+        self.outs = torch.zeros(processes, 2 * self.LAYERS + 1, rows, HIDDEN, device="cuda").bfloat16()
 
-    def step(self, rank: int) -> None:
-        """One decode step of one rank: what the mixers and experts compute is given."""
-        slots, prefix = self.tails[0].slots[rank], self.prefix[rank]
+    def rank(self, process: int) -> int:
+        return self.share * process
+
+    def _posed(self, buffers: list[torch.Tensor], process: int, slot_bytes: int) -> torch.Tensor:
+        """16 addresses: a share of the slots of every process. Kernels add ``rank`` slots to each."""
+        slots = [self.rank(process) + one % self.share for one in range(self.WORLD)]
+        bases = [buffers[one // self.share].data_ptr() for one in range(self.WORLD)]
+        addresses = [
+            base + (slot - self.rank(process)) * slot_bytes for base, slot in zip(bases, slots, strict=True)
+        ]
+        return torch.tensor(addresses, dtype=torch.int64, device="cuda")
+
+    def step(self, process: int) -> None:
+        """One decode step: what mixers and shared experts compute is given, the routed ones hand their input on."""
+        from k3sim.kernels.skinny_gemv.launch import skinny_gemv_push
+
+        slots, prefix, rank = self.slots[process], self.prefix[process], self.rank(process)
+        outs, latent = self.outs[process], self.latent[process]
         slots.gathered.copy_(self.embedding)
         for layer, tail in enumerate(self.tails):
             is_snapshot = layer % self.SNAPSHOT_EVERY == 0
@@ -278,49 +315,105 @@ class _Layers:
                 prefix if layer else None,
                 tail.part if layer else None,
                 *vectors,
-                self.snapshots[rank, :, layer // self.SNAPSHOT_EVERY] if is_snapshot else prefix,
-                self.outs[rank, 2 * layer],
+                self.snapshots[process, :, layer // self.SNAPSHOT_EVERY] if is_snapshot else prefix,
+                outs[2 * layer],
                 empty_parts=layer > 0,
                 release_next=False,
             )
             launch.produce(
-                self.x[layer, rank], self.weight[layer, rank], self.peers, self.buffers[rank], rank=rank
-            )
+                self.x[layer, process], self.weight[layer, process], self.peers[process], self.buffers[process],
+                rank=rank,
+            )  # fmt: skip
             launch.consume(
-                self.buffers[rank],
+                self.buffers[process],
                 None if is_snapshot else prefix,
                 tail.part,
                 *vectors,
                 prefix,
-                self.outs[rank, 2 * layer + 1],
+                outs[2 * layer + 1],
                 release_next=False,
             )
-            tail.send(rank)
-            tail.up(rank)
+            skinny_gemv_push(
+                outs[2 * layer + 1], self.front[layer, process], self.front_peers[process],
+                out_dtype=torch.float32, polled=True,
+            )  # fmt: skip
+            gather_topk(
+                self.fronts[process], self.bias, self.ids[process, layer], self.chosen[process, layer], latent,
+                early=True, release_next=False,
+            )  # fmt: skip
+            send(latent, self.shared[layer, process], self.tail_peers[process], rank)
+            weight = tail.up_weight[448 * rank : 448 * (rank + 1)]
+            up(slots, tail.norm, weight, self.tail_peers[process], rank, self.rows, release_late=True)
         launch.consume_gathered(
-            slots, prefix, tail.part, *vectors, prefix, self.outs[rank, 2 * self.LAYERS], release_next=False
+            slots, prefix, tail.part, *vectors, prefix, outs[2 * self.LAYERS], release_next=False
         )
 
+    def results(self) -> list[torch.Tensor]:
+        return [self.prefix, self.outs, self.snapshots[:, :, :2], self.ids, self.chosen, self.latent]
+
     def poison(self) -> None:
-        for one in (self.prefix, self.outs, self.snapshots):
-            one.fill_(math.nan)
+        for one in self.results():
+            one.fill_(-7 if one.dtype == torch.int32 else math.nan)
         torch.cuda.synchronize()
+
+    def check(self) -> None:
+        """Results of a step against the reference; prefixes and rows may differ by the roundings that pile up."""
+        prefix = self.embedding
+        for layer, tail in enumerate(self.tails):
+            part = (tail.part[0][:, 0], tail.part[0][:, 1], tail.part[1])
+            vectors = (tail.query_norm, tail.query, tail.norm_weight)
+            mixed = reference.consume(prefix[None], None, part if layer else None, *vectors)
+            _close(self.outs[0, 2 * layer], mixed.normalised_BD)
+            each = [
+                reference.produce(self.x[layer, one], self.weight[layer, one]) for one in range(self.processes)
+            ]
+            partials = torch.stack([each[rank // self.share] for rank in range(self.WORLD)])
+            residual = None if layer % self.SNAPSHOT_EVERY == 0 else prefix
+            prefix, normalised = reference.consume(partials, residual, part, *vectors)
+            _close(self.outs[0, 2 * layer + 1], normalised)
+            x = self.outs[0, 2 * layer + 1].float()
+            blocks = [x @ self.front[layer, rank // self.share].float().T for rank in range(self.WORLD)]
+            logits, latent = gather_front(torch.stack(blocks))
+            # Processes repeat their experts' logits, so many choices tie: the values must be right, whatever the order.
+            choice = logits.sigmoid() + self.bias
+            best = choice.sort(dim=-1, descending=True).values[:, :16]
+            torch.testing.assert_close(choice.gather(1, self.ids[0, layer].long()), best, rtol=0, atol=1e-4)
+            total = self.WORLD * latent.float()
+            latent = total * (total.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * tail.norm.float()
+            columns = []
+            for rank in range(self.WORLD):
+                process = rank // self.share
+                first = self.rank(process)
+                product = latent @ tail.up_weight[448 * first : 448 * (first + 1)].float().T
+                parts = self.shared[layer].unflatten(-1, (self.WORLD, 448))[:, :, first : first + self.share]
+                columns.append(product + parts.float().sum((0, 2)))
+            prefix = (prefix.float() + torch.cat(columns, dim=-1).bfloat16().float()).bfloat16()
+        _close(self.prefix[0], prefix)
+
+
+def _close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    error = float((found.float() - expected.float()).norm() / expected.float().norm())
+    assert error < 1e-2, error
 
 
 def _replay_a_thousand_times(world: _Layers) -> None:
     """The first result again, in every bit, with all graphs in flight at once; slots empty whenever nothing runs."""
     world.poison()
-    for rank, stream in enumerate(world.streams):
+    for process, stream in enumerate(world.streams):
         with torch.cuda.stream(stream):
-            world.step(rank)
+            world.step(process)
     torch.cuda.synchronize()
-    first = [one.clone() for one in (world.prefix, world.outs, world.snapshots[:, :, :2])]
+    first = [one.clone() for one in world.results()]
     assert not any(bool(one.isnan().any()) for one in first)
+    for one in first:
+        assert all(torch.equal(_bits(one[0]), _bits(other)) for other in one)
+    assert torch.equal(_bits(world.snapshots[0, :, 0]), _bits(world.embedding))
+    world.check()
     graphs = []
-    for rank, stream in enumerate(world.streams):
+    for process, stream in enumerate(world.streams):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            world.step(rank)
+            world.step(process)
         graphs.append(graph)
     for _ in range(10):
         world.poison()
@@ -329,42 +422,15 @@ def _replay_a_thousand_times(world: _Layers) -> None:
                 with torch.cuda.stream(stream):
                     graph.replay()
         torch.cuda.synchronize()
-        for now, then in zip((world.prefix, world.outs, world.snapshots[:, :, :2]), first, strict=True):
+        for now, then in zip(world.results(), first, strict=True):
             assert torch.equal(_bits(now), _bits(then))
-        assert all(_are_empty(one) for one in world.tails[0].slots)
+        assert all(_are_empty(one) for one in world.slots)
+        assert all(bool((one.view(torch.int32) == -1).all()) for one in world.fronts)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [1, 3])
-def test_layers_of_two_ranks_over_a_thousand_replays(rows: int) -> None:
-    # A rank alone compiles what both run: compilation between two ranks' launches would leave the first one polling.
-    _replay_a_thousand_times(_Layers(rows, looped=True))
-    world = _Layers(rows, looped=False)
-    _replay_a_thousand_times(world)
-    for one in (world.prefix, world.outs, world.snapshots[:, :, :2]):
-        assert torch.equal(_bits(one[0]), _bits(one[1]))
-    assert torch.equal(_bits(world.snapshots[0, :, 0]), _bits(world.embedding))
-    _check_against_torch(world)
-
-
-def _check_against_torch(world: _Layers) -> None:
-    """Every normalised row of the step against the reference, starting from the kernels' own prefixes."""
-    prefix = world.embedding
-    for layer, tail in enumerate(world.tails):
-        part = (tail.part[0][:, 0], tail.part[0][:, 1], tail.part[1])
-        vectors = (tail.query_norm, tail.query, tail.norm_weight)
-        mixed = reference.consume(prefix[None], None, part if layer else None, *vectors)
-        verdict = compare(world.outs[0, 2 * layer], mixed.normalised_BD, "bf16_activation")
-        assert layer or verdict, verdict  # later prefixes may differ by a rounding, which the next check bounds
-        error = (world.outs[0, 2 * layer].float() - mixed.normalised_BD).norm() / mixed.normalised_BD.norm()
-        assert error < 2e-2, (layer, error)
-        partials = torch.stack([reference.produce(world.x[layer, r], world.weight[layer, r]) for r in range(2)])
-        residual = None if layer % world.SNAPSHOT_EVERY == 0 else prefix
-        prefix, normalised = reference.consume(partials, residual, part, *vectors)
-        error = (world.outs[0, 2 * layer + 1].float() - normalised).norm() / normalised.norm()
-        assert error < 2e-2, (layer, error)
-        total = tail.latent.float().sum(0)
-        latent = total * (total.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * tail.norm.float()
-        tail_rows = (latent @ tail.up_weight.float().T + tail.shared.float().sum(0)).bfloat16()
-        prefix = (prefix.float() + tail_rows.float()).bfloat16()
-    assert ((world.prefix[0].float() - prefix.float()).norm() / prefix.float().norm()) < 1e-2
+def test_layers_over_a_thousand_replays(rows: int) -> None:
+    # One process alone compiles what two run: compilation between two processes' launches would leave one polling.
+    for processes in (1, 2):
+        _replay_a_thousand_times(_Layers(rows, processes=processes))
