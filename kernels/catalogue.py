@@ -19,6 +19,7 @@ GEMV_SHAPES = (
     (112, 7168), (56, 7168),
     (1536, 7168), (768, 7168), (8448, 7168), (4224, 7168), (7168, 1536), (7168, 768), (7168, 384), (7168, 4224),
     (7168, 2112), (7168, 3584), (896, 3584), (448, 3584), (2304, 1536), (1152, 1536), (1536, 128), (768, 128),
+    (20480, 7168), (10240, 7168),
 )  # fmt: skip
 PRODUCE_SHAPES = ((1536, 8), (768, 16), (4224, 8), (2112, 16))  # depth and ranks: attention, dense layer
 GEMV_ROWS = (1, 8)  # the FMA and the tensor-core form
@@ -277,22 +278,13 @@ def proj_allreduce() -> Kernels:
 def lm_head() -> Kernels:
     def entry(num_outputs: int, k: int) -> Compile:
         def compile_one() -> Any:
-            from k3sim.kernels.compile_cache import architecture
-            from k3sim.kernels.lm_head.kernel import LmHeadConfiguration, compile_lm_head
+            from k3sim.kernels.lm_head.kernel import TopKConfiguration, compile_top_k
 
-            return compile_lm_head(
-                LmHeadConfiguration(
-                    rows=1, depth=7168, num_outputs=num_outputs, k=k, num_blocks=2 * NUM_SMS[architecture()]
-                )
-            )
+            return compile_top_k(TopKConfiguration(num_outputs=num_outputs, k=k))
 
         return compile_one
 
-    return {
-        f"{num_outputs}x7168_{f'top{k}' if k else 'logits'}": entry(num_outputs, k)
-        for num_outputs in (20480, 10240)
-        for k in (0, 64)
-    }
+    return {f"top{k}_of_{num_outputs}": entry(num_outputs, k) for num_outputs in (20480, 10240) for k in (1, 64)}
 
 
 def l2_prefetch() -> Kernels:
