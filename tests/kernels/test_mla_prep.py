@@ -24,7 +24,7 @@ def _case(rows, heads, device="cpu", seed=0):  # type: ignore[no-untyped-def]
 
     kv_up = (normal(heads, 256, 512) / math.sqrt(128)).bfloat16()
     return (
-        normal(rows, 3648).bfloat16(),
+        normal(rows, {6: 2880, 12: 3648}.get(heads, 2112)).bfloat16(),  # with the output gate behind, as one product
         (1 + normal(1536) / 10).bfloat16(),
         (1 + normal(512) / 10).bfloat16(),
         (normal(heads * 192, 1536) / math.sqrt(1536)).bfloat16(),
@@ -51,6 +51,10 @@ def test_absorbed_query_gives_the_scores_of_plain_keys() -> None:
     ("change", "named"),
     [
         ({"latents": torch.zeros(1, 2048, dtype=torch.bfloat16)}, r"latents.shape\[1\]: got 2048"),
+        (
+            {"latents": torch.zeros(2, 2884, dtype=torch.bfloat16), "query": torch.zeros(2, 6, 576).bfloat16()},
+            "latents.stride",
+        ),
         ({"query_up": torch.zeros(6 * 128, 1536, dtype=torch.bfloat16)}, "query_up.shape"),
         ({"key_up": torch.zeros(6, 512, 128, dtype=torch.bfloat16).transpose(1, 2)}, "key_up.stride"),
         ({"slots": torch.zeros(1, dtype=torch.int32)}, "slots: got torch.int32"),
