@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import pytest
 
 from k3sim.kernels.costs import COSTS, work_of
+from k3sim.kernels.expert_gemv import cost as expert_gemv
 from k3sim.kernels.proj_allreduce import cost as proj_allreduce
 from k3sim.kernels.router_topk import cost as router_topk
 from k3sim.kernels.work import Barrier, ReadKind, Unit, Work
@@ -307,6 +308,15 @@ def test_the_divided_front_selects_beside_two_blocks_that_collect_the_latent() -
     work = router_topk.gather_topk((), rows=2, latent=L)
     assert work.num_blocks == 6
     assert work.passes[0].input_bytes_per_block == 7168  # half of 3584 fp32 values
+
+
+def test_the_two_expert_launches_read_what_the_one_reads() -> None:
+    first = expert_gemv.gate_up((W13_16,), **EXPERTS1)
+    second = expert_gemv.down((W2_16,), **EXPERTS1)
+    assert (first.num_blocks, second.num_blocks) == (128, 112)
+    read = [one.num_bytes for work in (first, second) for part in work.passes for one in part.reads]
+    assert read == [11_698_176, 5_849_088]
+    assert not any(one.early for work in (first, second) for part in work.passes for one in part.reads)
 
 
 def test_counts_are_such_as_a_gpu_can_run() -> None:
