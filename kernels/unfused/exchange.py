@@ -5,8 +5,8 @@ What they compute
     ``embedding_push``  the owner of an id stores its row to row b of every peer's landing place [max rows, D]; ids
                         below 0 (padding) are 0 and belong to the rank whose first id is 0, so a reader never waits in
                         vain.
-    ``all_reduce``      out [B, D] bf16 = sum over ranks of x [B, D] bf16, in rank order, in fp32, rounded once: bit-equal
-                        on all ranks.
+    ``all_reduce``      out [B, D] bf16 = sum over ranks of x [B, D] bf16, in rank order, in fp32, rounded once: all
+                        ranks have the same bits.
 
 How data moves
     16 bytes a thread, eight blocks a row. ``embedding_push`` writes for ``latent_tail.collect``, whose sign for "not
@@ -101,7 +101,7 @@ def _embedding(
             if const_expr(peers == 0):
                 ptx.store(mOut + place, words)
             else:
-                if stores:  # noqa: PLR5501 - one test is of compile time, the other is not
+                if stores:
                     sent = [not_empty(word) for word in words]
                     for peer in range_constexpr(peers):
                         ptx.store_to_peer(bases[peer] + place, sent)

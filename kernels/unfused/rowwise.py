@@ -126,7 +126,7 @@ def _norm(
     cute.arch.griddepcontrol_launch_dependents()
     if part == 0:
         _norm_row(mX + row * x_stride, mWeight, mOut + row * out_stride, sWarps, tid, widths[0], threads)
-    if const_expr(len(widths) > 1):
+    if const_expr(len(widths) > 1):  # noqa: SIM102 - one test is of compile time, the other is not
         if part == 1:
             _norm_row(mX2 + row * x2_stride, mWeight2, mOut2 + row * out2_stride, sWarps, tid, widths[1], threads)
 
