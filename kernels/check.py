@@ -118,8 +118,8 @@ def _checked(case: Case, verdicts: Sequence[Verdict], replays: int, reason: str)
     return Checked(
         operator=case.operator,
         case=case.name,
-        error=worst.error if worst else math.nan,
-        bound=worst.bound if worst else math.nan,
+        error=worst.error if worst is not None else math.nan,
+        bound=worst.bound if worst is not None else math.nan,
         replays=replays,
         ok=not reason,
         reason=reason,
