@@ -13,6 +13,7 @@ A row of the file: operator, case, the samples of ``bench.sample_row``, ``second
 from __future__ import annotations
 
 import datetime
+import gc
 import json
 import re
 import subprocess
@@ -77,7 +78,8 @@ def measure(
         return time_twice(name, calls, num_replays=replays)
 
     def prepare(case: Case) -> Timed:
-        torch.cuda.empty_cache()  # copies of the case before
+        gc.collect()  # copies of the case before
+        torch.cuda.empty_cache()
         assert case.timed is not None
         return case.timed("cuda", seed, l2_bytes)
 

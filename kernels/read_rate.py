@@ -33,7 +33,8 @@ def read_rate() -> tuple[float, Timing]:
 
     num_blocks = BLOCKS_PER_SM * torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
     turns = -(-NUM_BYTES // (num_blocks * TURN_BYTES))
-    data = torch.zeros(turns * num_blocks * TURN_BYTES, dtype=torch.uint8, device="cuda")
+    # Values like those of weights: what toggles on the bus decides power, and power the clock.
+    data = torch.empty(turns * num_blocks * TURN_BYTES // 2, dtype=torch.bfloat16, device="cuda").normal_()
     sink = torch.zeros(1, dtype=torch.int32, device="cuda")
     run: Any = compiled(("read", num_blocks), lambda: compile_read(num_blocks))
 
@@ -41,4 +42,4 @@ def read_rate() -> tuple[float, Timing]:
         run(data.data_ptr(), sink.data_ptr(), turns, CUstream(torch.cuda.current_stream().cuda_stream))
 
     timing = time_calls("read", [call], num_replays=NUM_REPLAYS, graph_us=GRAPH_US)
-    return data.numel() / timing.median_us * 1e6, timing
+    return data.numel() * data.element_size() / timing.median_us * 1e6, timing

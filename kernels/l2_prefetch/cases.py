@@ -35,7 +35,7 @@ def _problem(keep: bool) -> Callable[[str, int], Problem]:
 
         def median_us(budget_bytes: int) -> float:
             flush = torch.zeros(FLUSH_FLOATS, device=device)
-            times = []
+            times: list[float] = []
             for _ in range(NUM_READINGS + 1):
                 flush.sum()
                 launch.l2_prefetch(regions, budget_bytes=budget_bytes, keep=keep)

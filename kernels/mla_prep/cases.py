@@ -23,7 +23,9 @@ TIMED = ((12, 1, True), (6, 1, True), (12, 8, True), (12, 16, True))
 CHECKED = ((12, 3, False), (12, 1, False), (6, 16, True), (24, 8, False), (96, 2, True))
 
 
-def inputs(rows: int, heads: int, device: str = "cpu", seed: int = 0) -> tuple[torch.Tensor, ...]:
+def inputs(
+    rows: int, heads: int, device: str = "cpu", seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """latents (wider than needed), query norm, kv norm, query up, key up as the key half of kv_b."""
     import torch
 

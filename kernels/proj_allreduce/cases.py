@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from k3sim.kernels.tolerance import Verdict
 
+    Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
 HIDDEN = 7168
 # ranks, this rank's slice of the mixer output, rows
 SHAPES = ((8, 1536, 1), (16, 768, 1), (8, 768, 1), (8, 1536, 8), (8, 1536, 16), (8, 384, 2), (16, 384, 5))
@@ -26,7 +28,7 @@ TIMED = frozenset(SHAPES[:5])
 
 def consumer_operands(
     rows: int, hidden: int, device: str = "cpu", seed: int = 0
-) -> tuple[list[torch.Tensor | tuple[torch.Tensor, ...]], torch.Tensor]:
+) -> tuple[tuple[torch.Tensor, Part, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
     """residual, snapshot part of three random snapshots, query norm, query, norm weight; and the snapshots."""
     import torch
 
@@ -40,10 +42,14 @@ def consumer_operands(
     snapshots = values(rows, 3, hidden)
     residual, query_norm, norm_weight = values(rows, hidden), values(hidden), values(hidden)
     query = (values(hidden) / math.sqrt(hidden)).bfloat16()
-    part = tuple(attn_res.snapshot_part(snapshots, query_norm, query))
-    operands = (residual, part, query_norm, query, norm_weight)
-    moved = [tuple(t.to(device) for t in one) if isinstance(one, tuple) else one.to(device) for one in operands]
-    return moved, snapshots
+    largest, denominator, weighted = (one.to(device) for one in attn_res.snapshot_part(snapshots, query_norm, query))
+    return (
+        residual.to(device),
+        (largest, denominator, weighted),
+        query_norm.to(device),
+        query.to(device),
+        norm_weight.to(device),
+    ), snapshots
 
 
 def _problem(ranks: int, depth: int, rows: int) -> Callable[[str, int], Problem]:
@@ -68,16 +74,16 @@ def _problem(ranks: int, depth: int, rows: int) -> Callable[[str, int], Problem]
             for rank in range(ranks):
                 launch.produce(x[rank], weight[rank], peers, buffers[rank], rank=rank)
             for rank in range(ranks):
-                launch.consume(buffers[rank], *operands, prefix[rank], out[rank], release_next=False)  # type: ignore[arg-type]
+                launch.consume(buffers[rank], *operands, prefix[rank], out[rank], release_next=False)
 
         def expected() -> Sequence[torch.Tensor]:
             partials = torch.stack([reference.produce(*one) for one in zip(x, weight, strict=True)])
-            return reference.consume(partials, *operands)  # type: ignore[arg-type]
+            return reference.consume(partials, *operands)
 
         def judge_out(found: torch.Tensor, ref: torch.Tensor, name: str) -> Verdict:
             # From the prefix that the kernel itself made: a partial next to a rounding boundary may be one unit off.
             if bool(prefix[0].isfinite().all()):
-                ref = reference.consume(prefix[:1], None, *operands[1:]).normalised_BD  # type: ignore[arg-type]
+                ref = reference.consume(prefix[:1], None, *operands[1:]).normalised_BD
             return alike_within("bf16_activation")(found, ref, name)
 
         return Problem(
@@ -113,7 +119,7 @@ def _timed(ranks: int, depth: int, rows: int) -> Callable[[str, int, int], Timed
         def call(weight: torch.Tensor) -> Call:
             def step() -> None:
                 launch.produce(x, weight, peers, buffers, rank=0)
-                launch.consume(buffers, *operands, prefix, out)  # type: ignore[arg-type]
+                launch.consume(buffers, *operands, prefix, out)
 
             return step
 
