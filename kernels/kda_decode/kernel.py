@@ -101,11 +101,6 @@ class KdaConfiguration:
         return HEAD_DIM * self.lanes_per_row // self.threads
 
     @property
-    def holds_gate_weight(self) -> bool:
-        """Whether preparing warps keep a head's gate weight in registers; with 512 computing threads none are left."""
-        return self.threads <= 256
-
-    @property
     def warps(self) -> int:
         """Computing warps a block."""
         return self.threads // 32
@@ -214,30 +209,22 @@ def gate_row(num_tiles: int, warp: Any, lane: Any) -> Any:
     return (warp * num_tiles + which // 2) * MMA_ROWS + 8 * (which % 2) + lane // 4
 
 
-def gate_logits(tile_weight: list[Any], f_a: list[Any]) -> list[Any]:
-    """Logits of this lane's two rows of a tile of 16. Every column of B is f_a, so all lanes of a quad get them."""
-    low, high = tile_weight[:4], tile_weight[4:]
-    even, odd = (Float32(0.0),) * 4, (Float32(0.0),) * 4
-    for part in range(4):
-        a_low, a_high, b = low[part], high[part], f_a[part]
-        even = mma_16x8x16((a_low[0], a_high[0], a_low[1], a_high[1]), (b[0], b[1]), even)
-        odd = mma_16x8x16((a_low[2], a_high[2], a_low[3], a_high[3]), (b[2], b[3]), odd)
-    return [even[0] + odd[0], even[2] + odd[2]]
-
-
-def choose_logit(logits: list[Any], lane: Any) -> Any:
-    """That of channel ``gate_row``."""
+def project_gate(num_tiles: int, weight: list[Any], f_a: list[Any], lane: Any) -> Any:
+    """Logit of channel ``gate_row``. Every column of B is f_a, so each lane of a quad gets the quad's rows."""
+    logits = []
+    for tile in range(num_tiles):
+        low, high = weight[8 * tile : 8 * tile + 4], weight[8 * tile + 4 : 8 * tile + 8]
+        even, odd = (Float32(0.0),) * 4, (Float32(0.0),) * 4
+        for part in range(4):
+            a_low, a_high, b = low[part], high[part], f_a[part]
+            even = mma_16x8x16((a_low[0], a_high[0], a_low[1], a_high[1]), (b[0], b[1]), even)
+            odd = mma_16x8x16((a_low[2], a_high[2], a_low[3], a_high[3]), (b[2], b[3]), odd)
+        logits += [even[0] + odd[0], even[2] + odd[2]]
     which = lane % 4 % len(logits)
     logit = logits[0]
     for index in range(1, len(logits)):
         logit = choose(which == index, logits[index], logit)
     return logit
-
-
-def project_gate(num_tiles: int, weight: list[Any], f_a: list[Any], lane: Any) -> Any:
-    """Logit of channel ``gate_row``, one for each lane of a quad."""
-    logits = [one for tile in range(num_tiles) for one in gate_logits(weight[8 * tile : 8 * tile + 8], f_a)]
-    return choose_logit(logits, lane)
 
 
 def load_past(pointer: Any, channels: int, channel: Any) -> list[Any]:
@@ -593,14 +580,7 @@ def stream_kernel(
             gate = scalar(projected, 3 * width + head * HEAD_DIM + column)
             if item + 1 < end:
                 next_slot = m_slots[(item + 1) % num_rows]
-            if cutlass.const_expr(not conf.holds_gate_weight):
-                decay_terms[0] = m_dt_bias[head * HEAD_DIM + gate_channel]
-                decay_terms[1] = exp(m_a_log[head])
-                for index in cutlass.range_constexpr(3):
-                    fresh = load_vector(m_conv_weight.iterator, 4 * own[index], 4)
-                    for word in cutlass.range_constexpr(4):
-                        conv_weight[index][word] = fresh[word]
-            elif head != head_in_hand:
+            if head != head_in_hand:
                 fresh_gate = load_gate_weight(PREPARING_TILES, m_gate_weight, head, preparing_warp, lane)
                 fresh_conv = [load_vector(m_conv_weight.iterator, 4 * channel, 4) for channel in own]
                 for word in cutlass.range_constexpr(4):
@@ -613,19 +593,7 @@ def stream_kernel(
                 head_in_hand = head
 
             q, k, v = [convolve(conv_weight[part], past[part], now[part]) for part in range(3)]
-            if cutlass.const_expr(conf.holds_gate_weight):
-                decay = project_gate(PREPARING_TILES, gate_weight, f_a, lane)
-            else:
-                decay = choose_logit(
-                    [
-                        logit
-                        for tile in range(PREPARING_TILES)
-                        for logit in gate_logits(
-                            load_gate_weight(1, m_gate_weight, head, preparing_warp * PREPARING_TILES + tile, lane), f_a
-                        )
-                    ],
-                    lane,
-                )
+            decay = project_gate(PREPARING_TILES, gate_weight, f_a, lane)
             alpha = exp(DECAY_BOUND * sigmoid(decay_terms[1] * (decay + decay_terms[0])))
             if turn >= 2:
                 cute.arch.mbarrier_wait(s_free + buffer, (turn // 2 - 1) % 2)
