@@ -157,7 +157,9 @@ def print_kernel_build(manifest: Mapping[str, Any], path: str) -> None:
 
 def print_checked(checked: Checked) -> None:
     """One case of a check: error, bound, verdict."""
-    _console().print(checked.line, soft_wrap=True, markup=False)
+    console = _console()
+    console.print(checked.line, soft_wrap=True, markup=False)
+    console.file.flush()  # a run takes minutes, and may be cut off
 
 
 def print_bench(document: Mapping[str, Any]) -> None:

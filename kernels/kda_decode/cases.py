@@ -76,12 +76,23 @@ def _problem(heads: int, rows: int, bf16_state: bool) -> Callable[[str, int], Pr
         import torch
 
         from k3sim.kernels.kda_decode import launch, reference
+        from k3sim.kernels.tolerance import Verdict
 
         dtype = torch.bfloat16 if bf16_state else torch.float32
         # Two slots beyond those in use, and the null slot, must stay as they are.
         arguments = inputs(rows=rows, heads=heads, num_slots=rows + 3, state_dtype=dtype, device=device, seed=seed)
         start = {name: arguments[name].clone() for name in ("conv_state", "state")}
         out = torch.empty(rows, heads * D, dtype=torch.bfloat16, device=device)
+
+        family = "kda_state_bf16" if bf16_state else "kda_state_fp32"
+        unused = [slot for slot in range(rows + 3) if slot not in arguments["slots"].tolist()]
+
+        def judge_state(found: torch.Tensor, ref: torch.Tensor, name: str) -> Verdict:
+            verdict = within(family)(found, ref, name)
+            if torch.equal(found[unused], start["state"][unused]):
+                return verdict
+            line = f"{verdict.line}; a slot of no row was written"
+            return Verdict(accepted=False, line=line, error=verdict.error, bound=verdict.bound)
 
         def expected() -> Sequence[torch.Tensor]:
             copies = {**arguments, **{name: tensor.clone() for name, tensor in start.items()}}
@@ -90,12 +101,7 @@ def _problem(heads: int, rows: int, bf16_state: bool) -> Callable[[str, int], Pr
         return Problem(
             outputs=[
                 Output(name="out", tensor=out, judge=within("kda_output")),
-                Output(
-                    name="state",
-                    tensor=arguments["state"],
-                    judge=within("kda_state_bf16" if bf16_state else "kda_state_fp32"),
-                    in_place=True,
-                ),
+                Output(name="state", tensor=arguments["state"], judge=judge_state, in_place=True),
                 Output(name="conv_state", tensor=arguments["conv_state"], judge=exactly(), in_place=True),
             ],
             launch=lambda: launch.kda_decode(**arguments, out=out, heads=heads),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,8 @@ from k3sim.errors import UserError
 from k3sim.kernels import measure as measuring
 from k3sim.kernels.bench import Timing, write_samples
 from k3sim.kernels.cases import Call, Case, Timed, cases_of
+from k3sim.kernels.compile_cache import ARCHITECTURES
+from k3sim.kernels.machine_code import disassembler
 from k3sim.kernels.measure import Row, default_path, measure, measure_cases, row_line, rows_of
 from k3sim.kernels.work import Pass, Read, Work
 
@@ -191,6 +197,31 @@ def test_all_samples_of_all_cases_with_a_peer_each_stay_below_300_kb(tmp_path: P
 def test_the_commit_is_that_of_the_checkout() -> None:
     commit = measuring._commit()
     assert commit is None or commit.removesuffix("-dirty").isalnum()
+
+
+_BUILD = """
+from k3sim.kernels.compile_cache import get_cutlass
+get_cutlass()
+from k3sim.kernels.machine_code import kernel_codes
+from k3sim.kernels.read_rate_kernel import LOADS, compile_read
+(code,) = kernel_codes(compile_read(528).__cubin__)
+assert code.loads_16_byte == LOADS and code.loads_narrower == 0 and code.spills == 0 and code.registers <= 32, code
+"""
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_reading_kernel_builds_with_room_for_2048_threads_an_sm(architecture: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec("cutlass") is None:
+        pytest.skip("nvidia-cutlass-dsl is not installed")
+    try:
+        disassembler()
+    except UserError as missing:
+        pytest.skip(str(missing))
+    kept = {"CUTE_DSL_KEEP": "cubin", "CUTE_DSL_DUMP_DIR": str(tmp_path)}
+    environment = {**os.environ, "CUTE_DSL_ARCH": architecture, **kept}
+    command = [sys.executable, "-c", _BUILD]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 @pytest.mark.gpu
