@@ -21,12 +21,13 @@ PAGE_TOKENS = 64
 NUM_PAGES = 4
 TIMED = ((12, 1, True), (6, 1, True), (12, 8, True), (12, 16, True))
 CHECKED = ((12, 3, False), (12, 1, False), (6, 16, True), (24, 8, False), (96, 2, True))
+MERGED_WIDTH = {6: 2880, 12: 3648}  # q_a, kv_a and the gate of TP16 and TP8 in one product
 
 
 def inputs(
     rows: int, heads: int, device: str = "cpu", seed: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """latents (wider than needed), query norm, kv norm, query up, key up as the key half of kv_b."""
+    """latents (the output gate behind them, one product), query norm, kv norm, query up, key half of kv_b."""
     import torch
 
     generator = generator_on(device, seed)
@@ -36,7 +37,7 @@ def inputs(
 
     kv_up = (values(heads, 2 * NOPE, LATENT) / math.sqrt(NOPE)).bfloat16()
     return (
-        values(rows, 3648).bfloat16(),
+        values(rows, MERGED_WIDTH.get(heads, 2112)).bfloat16(),
         (1 + values(QUERY_LATENT) / 10).bfloat16(),
         (1 + values(LATENT) / 10).bfloat16(),
         (values(heads * (NOPE + EXTRA), QUERY_LATENT) / math.sqrt(QUERY_LATENT)).bfloat16(),

@@ -35,6 +35,10 @@ def test_absorbed_query_gives_the_scores_of_plain_keys() -> None:
     ("change", "named"),
     [
         ({"latents": torch.zeros(1, 2048, dtype=torch.bfloat16)}, r"latents.shape\[1\]: got 2048"),
+        (
+            {"latents": torch.zeros(2, 2884, dtype=torch.bfloat16), "query": torch.zeros(2, 6, 576).bfloat16()},
+            "latents.stride",
+        ),
         ({"query_up": torch.zeros(6 * 128, 1536, dtype=torch.bfloat16)}, "query_up.shape"),
         ({"key_up": torch.zeros(6, 512, 128, dtype=torch.bfloat16).transpose(1, 2)}, "key_up.stride"),
         ({"slots": torch.zeros(1, dtype=torch.int32)}, "slots: got torch.int32"),

@@ -109,7 +109,7 @@ class _Ranks:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("depth", [384, 768, 1536])
+@pytest.mark.parametrize("depth", [384, 768, 1536, 2112, 4224])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_simulated_ranks_over_many_calls(ranks, depth) -> None:  # type: ignore[no-untyped-def]
     together = _Ranks(ranks, depth)
