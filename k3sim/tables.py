@@ -18,10 +18,10 @@ from k3sim.sim.predict import Prediction
 from k3sim.sim.waits import WORK_PARTS, Part
 
 
-def _console() -> Console:
+def _console(width: int = 110) -> Console:
     # Without a terminal the width is fixed, so that a table is the same in every log.
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=110)
+    return console if console.is_terminal else Console(highlight=False, width=width)
 
 
 def _table(*columns: str, left: int = 1) -> Table:
@@ -164,7 +164,7 @@ def print_checked(checked: Checked) -> None:
 
 def print_bench(document: Mapping[str, Any]) -> None:
     """One line a case: times, rate, fraction of the floor, and the fastest peer that ran."""
-    console = _console()
+    console = _console(width=160)
     rate = document["environment"]["read_bytes_per_s"]
     console.print(f"{document['environment']['gpu']}, read bandwidth {rate / 1e12:.2f} TB/s = 100 %\n", soft_wrap=True)
     table = _table(
