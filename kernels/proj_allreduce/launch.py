@@ -57,7 +57,7 @@ def make_receive_buffers(
     return ReceiveBuffers(received=received, control=torch.zeros(CONTROL_WORDS, dtype=torch.int32, device=device))
 
 
-def _check_buffers(buffers: ReceiveBuffers, rows: int, hidden: int, like: torch.Tensor) -> tuple[int, int]:
+def check_buffers(buffers: ReceiveBuffers, rows: int, hidden: int, like: torch.Tensor) -> tuple[int, int]:
     """Number of ranks and rows that the buffers are made for."""
     import torch
 
@@ -112,7 +112,7 @@ def produce(x: torch.Tensor, weight: torch.Tensor, peers: torch.Tensor, buffers:
     hidden, depth = weight.shape
     check_one_of("weight.shape[1]", depth, DEPTHS)
     check_tensor("x", x, dtypes=bf16, shape=(None, depth), like=weight)
-    ranks, max_rows = _check_buffers(buffers, x.shape[0], hidden, weight)
+    ranks, max_rows = check_buffers(buffers, x.shape[0], hidden, weight)
     check_tensor("peers", peers, dtypes=(torch.int64,), shape=(ranks,), like=weight, alignment_bytes=8)
     check_one_of("rank", rank, range(ranks))
     check_on_gpu("weight", weight)
@@ -213,7 +213,7 @@ def consume(
 
     check_tensor("out", out, dtypes=(torch.bfloat16,), shape=(None, None))
     rows, hidden = out.shape
-    ranks, max_rows = _check_buffers(buffers, rows, hidden, out)
+    ranks, max_rows = check_buffers(buffers, rows, hidden, out)
     operands = _check_consumer(residual, snapshot_part, query_norm, query, norm_weight, prefix, out)
     check_on_gpu("out", out)
     run = _consume(

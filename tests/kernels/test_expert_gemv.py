@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.compile_cache import ARCHITECTURES  # noqa: E402
 from k3sim.kernels.expert_gemv import mxfp4  # noqa: E402
+from k3sim.kernels.expert_gemv.cases import random_experts  # noqa: E402
 from k3sim.kernels.expert_gemv.launch import (  # noqa: E402
     ExpertWorkspace,
     PackedExperts,
@@ -23,8 +24,8 @@ from k3sim.kernels.expert_gemv.launch import (  # noqa: E402
     expert_gemv,
     pack_experts,
 )
-from k3sim.kernels.expert_gemv.reference import Experts, situ_glu  # noqa: E402
 from k3sim.kernels.expert_gemv.reference import expert_gemv as reference  # noqa: E402
+from k3sim.kernels.expert_gemv.reference import situ_glu  # noqa: E402
 from k3sim.kernels.tolerance import compare  # noqa: E402
 
 LATENT = 3584
@@ -77,26 +78,6 @@ def test_half_bit_patterns_are_the_codes_over_two_to_the_14() -> None:
                 values = (bits.view(torch.float16).double() * 2**14).tolist()
                 assert values[half] == e2m1(code), (q, half)
                 assert values[1 - half] == 0.0
-
-
-def random_experts(count: int, width: int, device: str = "cpu", scale_low: int = 117, scale_high: int = 122) -> Experts:
-    """Uniform codes; scales that keep sums over 3584 and over the width of order one."""
-    generator = torch.Generator(device).manual_seed(count * width)
-
-    def codes(*shape: int) -> torch.Tensor:
-        return torch.randint(0, 256, shape, dtype=torch.uint8, device=device, generator=generator)
-
-    def scales(*shape: int) -> torch.Tensor:
-        return torch.randint(scale_low, scale_high, shape, dtype=torch.uint8, device=device, generator=generator)
-
-    return Experts(
-        gate=codes(count, width, LATENT // 2),
-        gate_scales=scales(count, width, LATENT // 32),
-        up=codes(count, width, LATENT // 2),
-        up_scales=scales(count, width, LATENT // 32),
-        down=codes(count, LATENT, width // 2),
-        down_scales=scales(count, LATENT, width // 32),
-    )
 
 
 def read_unit(unit: torch.Tensor, blocks: int) -> torch.Tensor:

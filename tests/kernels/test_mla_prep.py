@@ -10,26 +10,10 @@ torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.mla_prep import launch, reference  # noqa: E402
+from k3sim.kernels.mla_prep.cases import inputs as _case  # noqa: E402
 from k3sim.kernels.tolerance import compare  # noqa: E402
 
 E4M3 = torch.float8_e4m3fn
-
-
-def _case(rows, heads, device="cpu", seed=0):  # type: ignore[no-untyped-def]
-    """latents (wider than needed), query norm, kv norm, query up, key up as the key half of kv_b."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-
-    def normal(*shape):  # type: ignore[no-untyped-def]
-        return torch.randn(*shape, generator=generator, device=device)
-
-    kv_up = (normal(heads, 256, 512) / math.sqrt(128)).bfloat16()
-    return (
-        normal(rows, {6: 2880, 12: 3648}.get(heads, 2112)).bfloat16(),  # with the output gate behind, as one product
-        (1 + normal(1536) / 10).bfloat16(),
-        (1 + normal(512) / 10).bfloat16(),
-        (normal(heads * 192, 1536) / math.sqrt(1536)).bfloat16(),
-        kv_up[:, :128],
-    )
 
 
 def test_absorbed_query_gives_the_scores_of_plain_keys() -> None:
