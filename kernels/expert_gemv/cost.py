@@ -135,3 +135,17 @@ def task2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: i
     experts = _num_experts(distinct_milli)
     tiles = experts * -(-latent // TILE_OUTPUTS)
     return _work(MAX_BLOCKS, (_pass(w2, rows * top_k / experts, tiles, early=True, num_tensor_core_setups=0),))
+
+
+def gate_up(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, width: int) -> Work:
+    """First half of ``block`` as a launch of its own: SiTU in the epilogue, hidden values left in memory."""
+    (w13,) = weights
+    chosen = _num_experts(distinct_milli)
+    return _work(MAX_BLOCKS, (_pass(w13, rows * top_k / chosen, chosen * -(-2 * width // TILE_OUTPUTS)),))
+
+
+def down(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, latent: int) -> Work:
+    """Second half of ``block`` as a launch of its own, the weighted sum over the experts included."""
+    (w2,) = weights
+    chosen = _num_experts(distinct_milli)
+    return _work(MAX_BLOCKS, (_pass(w2, rows * top_k / chosen, chosen * -(-latent // TILE_OUTPUTS)),))
