@@ -128,7 +128,8 @@ OWN_DENSE_ROWS = (
     _row("dense.gate_up", "skinny_gemv.ring", ROWS, weights=("dense.gate_up",), on=(SIZE,), **EARLY),
     _row("dense.down", "skinny_gemv.ring", ROWS, weights=("dense.down",), on=(SIZE,), **EARLY),
     # Plain edges: the welded consume that follows relies on everything before this kernel.
-    _row("dense.all_reduce", "unfused.all_reduce", ALL_REDUCE, sends="ffn", receives=("ffn",)),
+    _row("dense.all_reduce", "unfused.all_reduce", ALL_REDUCE, after=("attn_res.part_mixer",), sends="ffn",
+         receives=("ffn",)),
 )
 
 OWN_MOE_ROWS = (
