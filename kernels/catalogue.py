@@ -179,6 +179,14 @@ def mla_decode() -> Kernels:
 
         return compile_one
 
+    def lift(heads: int, row_tiles: int) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.mla_decode.lift import LiftConfiguration, compile_lift_gate
+
+            return compile_lift_gate(LiftConfiguration(heads=heads, row_tiles=row_tiles, pdl=True))
+
+        return compile_one
+
     return {
         **{
             f"heads{heads}_{'fp8' if fp8 else 'bf16'}": decode(heads, fp8)
@@ -186,6 +194,7 @@ def mla_decode() -> Kernels:
             for fp8 in (True, False)
         },
         **{f"lse_merge_ranks{ranks}": merge(ranks) for ranks in (8, 16)},
+        **{f"lift_heads{heads}_rows{8 * tiles}": lift(heads, tiles) for heads in (6, 12) for tiles in (1, 2)},
     }
 
 
@@ -267,6 +276,80 @@ def l2_prefetch() -> Kernels:
     return {"keep": entry(True), "plain": entry(False)}
 
 
+def unfused() -> Kernels:
+    def exchange(name: str, **fields: Any) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.unfused import exchange
+
+            if name == "embedding":
+                return exchange.compile_embedding(exchange.EmbeddingConfiguration(hidden=7168, pdl=True, **fields))
+            return exchange.compile_all_reduce(
+                exchange.AllReduceConfiguration(hidden=7168, max_rows=16, release_next=True, pdl=True, **fields)
+            )
+
+        return compile_one
+
+    def recurrence(name: str, **fields: Any) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.unfused import recurrence
+
+            if name == "conv_update":
+                return recurrence.compile_conv_update(recurrence.ConvConfiguration(pdl=True, **fields))
+            if name == "recurrent_update":
+                return recurrence.compile_recurrent_update(recurrence.RecurrentConfiguration(pdl=True, **fields))
+            return recurrence.compile_gated_norm(recurrence.GatedNormConfiguration(pdl=True, **fields))
+
+        return compile_one
+
+    def rowwise(name: str, **fields: Any) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.unfused import rowwise
+
+            if name == "norm":
+                return rowwise.compile_norm(rowwise.NormConfiguration(pdl=True, **fields))
+            if name == "query_and_cache":
+                return rowwise.compile_query_and_cache(rowwise.QueryCacheConfiguration(pdl=True, **fields))
+            return rowwise.compile_elementwise(rowwise.ElementwiseConfiguration(kernel=name, pdl=True))
+
+        return compile_one
+
+    def stepping(name: str, **fields: Any) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.unfused import stepping
+
+            if name == "sample":
+                return stepping.compile_sample(stepping.SampleConfiguration(pdl=True, **fields))
+            return stepping.compile_advance(stepping.AdvanceConfiguration(pdl=True))
+
+        return compile_one
+
+    kernels = {
+        "embedding": exchange("embedding"),
+        "norm_7168": rowwise("norm", widths=(7168,)),
+        "norm_1536_512": rowwise("norm", widths=(1536, 512)),
+        "situ": rowwise("situ"),
+        "gate_multiply": rowwise("gate_multiply"),
+        "advance": stepping("advance"),
+    }
+    for ranks in (8, 16):
+        kernels[f"embedding_push{ranks}"] = exchange("embedding", peers=ranks)
+        for rows in (1, 16):
+            kernels[f"all_reduce_rows{rows}_ranks{ranks}"] = exchange("all_reduce", rows=rows, ranks=ranks)
+        kernels[f"sample_greedy_ranks{ranks}"] = stepping("sample", ranks=ranks, draw=False)
+        kernels[f"sample_draw_ranks{ranks}"] = stepping("sample", ranks=ranks, draw=True)
+    for heads in (6, 12):
+        kernels[f"conv_update_heads{heads}"] = recurrence("conv_update", heads=heads)
+        kernels[f"gated_norm_heads{heads}"] = recurrence("gated_norm", heads=heads)
+        for name, yes in (("fp32", False), ("bf16", True)):
+            for logits, fp32_logits in (("bf16", False), ("fp32", True)):
+                kernels[f"recurrent_update_heads{heads}_{name}_logits_{logits}"] = recurrence(
+                    "recurrent_update", heads=heads, bf16_state=yes, fp32_logits=fp32_logits
+                )
+        for name, yes in (("bf16", False), ("fp8", True)):
+            kernels[f"query_and_cache_heads{heads}_{name}"] = rowwise("query_and_cache", heads=heads, fp8=yes)
+    return kernels
+
+
 BUILDS: Mapping[str, Callable[[], Kernels]] = {
     "skinny_gemv": skinny_gemv,
     "kda_decode": kda_decode,
@@ -279,4 +362,5 @@ BUILDS: Mapping[str, Callable[[], Kernels]] = {
     "proj_allreduce": proj_allreduce,
     "lm_head": lm_head,
     "l2_prefetch": l2_prefetch,
+    "unfused": unfused,
 }

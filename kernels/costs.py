@@ -50,6 +50,7 @@ COSTS: Mapping[str, CostFunction] = {
     "lm_head.logits": lm_head.logits,
     "lm_head.top_k": lm_head.top_k,
     "mla_decode.fused": mla_decode.fused,
+    "mla_decode.lift_gate": mla_decode.lift_gate,
     "mla_decode.lse_merge": mla_decode.lse_merge,
     "mla_decode.partial": mla_decode.partial,
     "mla_decode.split_kv": mla_decode.split_kv,

@@ -194,6 +194,16 @@ def pack_bf16(low: Float32, high: Float32) -> Uint32:
     return inline_ptx("cvt.rn.bf16x2.f32 {$w0}, {$r0}, {$r1};", write_only_types=[Uint32], read_only_args=[high, low])
 
 
+def widen_bf16(words: Words) -> list[Float32]:
+    """The bf16 pairs of ``words`` as fp32."""
+    return [value for word in words for value in (low_bf16(word), high_bf16(word))]
+
+
+def narrow_bf16(values: list[Float32]) -> list[Uint32]:
+    """fp32 values as bf16 pairs, rounded to nearest."""
+    return [pack_bf16(values[2 * i], values[2 * i + 1]) for i in range(len(values) // 2)]
+
+
 def without_negative_zero(pair: Uint32) -> Uint32:
     """The bf16 pair x 1 + 0: -0 becomes +0, all else stays."""
     return inline_ptx(

@@ -110,7 +110,7 @@ def _push(g_address: Int64, words: Any) -> None:
     )
 
 
-def _not_empty(word: Uint32) -> Uint32:
+def not_empty(word: Uint32) -> Uint32:
     """Two bf16 NaN of all ones become the usual ones."""
     sendable: Uint32 = inline_ptx(
         f"{{ .reg .pred p; setp.eq.u32 p, {{$r0}}, {EMPTY:#x}; selp.b32 {{$w0}}, 0x7fff7fff, {{$r0}}, p; }}",
@@ -167,7 +167,7 @@ class TailSend:
                 words = [ptx.pack_bf16(floats[2 * i], floats[2 * i + 1]) for i in range(4)]
             else:
                 words = list(ptx.load_l2(latent + Int64(row * LATENT_CHUNKS + chunk) * 16))
-            words = [_not_empty(word) for word in words]
+            words = [not_empty(word) for word in words]
             for peer in range_constexpr(c.ranks):
                 _push(peers[peer] + place, words)
         else:
@@ -176,7 +176,7 @@ class TailSend:
             peer = chunk // per_rank
             base = ptx.load_long(shared_slots + Int64(peer * 8))
             cute.arch.griddepcontrol_wait()
-            words = [_not_empty(word) for word in ptx.load_l2(shared + Int64(row * HIDDEN_CHUNKS + chunk) * 16)]
+            words = [not_empty(word) for word in ptx.load_l2(shared + Int64(row * HIDDEN_CHUNKS + chunk) * 16)]
             _push(base + Int64((rank * rows + row) * per_rank + chunk % per_rank) * 16, words)
 
 

@@ -119,6 +119,31 @@ def fused(
     )
 
 
+def lift_gate(weights: Sequence[Weight], *, rows: int, kv_lora_rank: int) -> Work:
+    """W_UV and the sigmoid gate behind ``split_kv``, a launch of its own: eight values of a head a block."""
+    (one,) = weights
+    num_values = one.num_outputs
+    return Work(
+        num_blocks=num_values // 8,
+        threads_per_block=128,
+        smem_bytes_per_block=1024,
+        bytes_in_flight_per_block=8 * kv_lora_rank * 2,
+        max_blocks_per_sm=8,
+        passes=(
+            Pass(
+                num_dependent_loads=1,
+                input_bytes_per_block=rows * (kv_lora_rank + 8) * 2,
+                reads=(Read(region=one.region, num_bytes=one.num_bytes, early=True),),
+                written_bytes=0,
+                flops=(rows + 1) * float(one.num_bytes),
+                unit=Unit.BF16,
+                num_tensor_core_setups=1,
+                num_block_reductions=1,
+            ),
+        ),
+    )
+
+
 def lse_merge(weights: Sequence[Weight], *, rows: int, heads: int, ranks: int, kv_lora_rank: int) -> Work:
     """Merge of ``ranks`` partial outputs of this rank's heads by log-sum-exp."""
     return Work(

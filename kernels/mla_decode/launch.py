@@ -3,6 +3,7 @@
     workspace = make_workspace(heads=12, max_rows=16, device="cuda")                       # once
     mla_decode(query, cache, pages, num_tokens, out, log_sum_exp, workspace)
     lse_merge(outputs, log_sum_exps, out)                                                  # context parallel
+    lift_gate(out, value_up, gate, values)                                                 # W_UV and the output gate
 
 The first call of a configuration compiles: make it before a graph capture.
 """
@@ -30,6 +31,8 @@ CLUSTER = 8
 MAX_CLUSTERS = 15
 MAX_ROWS = 256
 MAX_MERGED_RANKS = 32
+VALUES = 128
+MAX_LIFTED_ROWS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,15 @@ def _merge(ranks: int) -> Any:
 
     configuration = LseMergeConfiguration(ranks=ranks)
     return compiled(configuration, lambda: compile_lse_merge(configuration))
+
+
+@cache
+def _lift(heads: int, row_tiles: int, pdl: bool) -> Any:
+    get_cutlass()
+    from k3sim.kernels.mla_decode.lift import LiftConfiguration, compile_lift_gate
+
+    configuration = LiftConfiguration(heads=heads, row_tiles=row_tiles, pdl=pdl)
+    return compiled(configuration, lambda: compile_lift_gate(configuration))
 
 
 def _stream(tensor: torch.Tensor) -> Any:
@@ -194,5 +206,40 @@ def lse_merge(
         0 if log_sum_exp is None else log_sum_exp.data_ptr(),
         rows * heads,
         _stream(outputs),
+    )
+    return out
+
+
+def lift_gate(
+    latent: torch.Tensor, value_up: torch.Tensor, gate: torch.Tensor, out: torch.Tensor, *, pdl: bool = False
+) -> torch.Tensor:
+    """``out [B, H x 128]`` bf16: ``latent [B, H, 512]`` times ``value_up [H, 128, 512]``, times the gate's sigmoid.
+
+    ``value_up`` bf16, any head stride (the value half of kv_b), read before the kernel waits for the launch before it;
+    ``gate [B, H x 128]`` bf16, any row stride of 16 bytes. H 6, 12, 24, 48 or 96, 1 <= B <= 16. Returns ``out``. Raises
+    UserError before any launch.
+    """
+    import torch
+
+    bf16 = (torch.bfloat16,)
+    check_tensor("latent", latent, dtypes=bf16, shape=(None, None, LATENT))
+    rows, heads, _ = latent.shape
+    check_one_of("latent.shape[0]", rows, range(1, MAX_LIFTED_ROWS + 1))
+    check_one_of("latent.shape[1]", heads, HEADS)
+    check_tensor("value_up", value_up, dtypes=bf16, shape=(heads, VALUES, LATENT), like=latent, contiguous=False)
+    if value_up.stride(1) != LATENT:
+        raise refuse("value_up.stride", value_up.stride(), f"rows of a head {LATENT} values apart")
+    check_tensor("gate", gate, dtypes=bf16, shape=(rows, heads * VALUES), like=latent, contiguous=False)
+    check_tensor("out", out, dtypes=bf16, shape=(rows, heads * VALUES), like=latent)
+    check_on_gpu("latent", latent)
+    _lift(heads, -(-rows // 8), pdl)(
+        latent.data_ptr(),
+        value_up.data_ptr(),
+        value_up.stride(0) * 2,
+        gate.data_ptr(),
+        gate.stride(0) * 2,
+        out.data_ptr(),
+        rows,
+        _stream(latent),
     )
     return out

@@ -52,3 +52,9 @@ def lse_merge(outputs_RBHV: torch.Tensor, log_sum_exp_RBH: torch.Tensor) -> Part
     weighted_RBHV = torch.where(weights_RBH[..., None] > 0, weights_RBH[..., None] * outputs_RBHV.float(), 0.0)
     output_BHV = weighted_RBHV.sum(0) / total_BH.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
     return Partial(output_BHV, largest_BH + total_BH.log())
+
+
+def lift_gate(latent_BHV: torch.Tensor, value_up: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """``[B, H x 128]``: each head's latent output lifted by its ``value_up [H, 128, V]``, times sigmoid of ``gate``."""
+    lifted = torch.einsum("bhv,hnv->bhn", latent_BHV.float(), value_up.float())
+    return lifted.flatten(1) * gate.float().sigmoid()

@@ -47,20 +47,14 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
 from k3sim.kernels import ptx
+from k3sim.kernels.lamport import BUFFERS, CHUNK, CONTROL_ROWS, EMPTY, await_slots, sum_slots, turn_buffer
 
 WARPS = 4
 THREADS = 32 * WARPS
 TILE = 16  # outputs of a block of ``produce``
-CHUNK = 8  # bf16 values in 16 bytes
-BUFFERS = 3
 CLUSTER = 8
-EMPTY = 0x80008000  # two bf16 -0
 EPSILON = 1e-5
 LOG2E = 1.4426950408889634
-MAX_POLLS = 20_000_000
-# Control words (int32) of a rank: buffer in use, arrivals, rows that each buffer holds.
-CONTROL_ARRIVALS = 4
-CONTROL_ROWS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,14 +164,6 @@ def _produce(
             ptx.store_to_peer(gPeer + ((slot + row) * hidden + block * TILE + half * CHUNK) * 2, packed)
 
 
-def _widen(words: ptx.Words) -> list[Float32]:
-    return [value for word in words for value in (ptx.low_bf16(word), ptx.high_bf16(word))]
-
-
-def _pack(values: list[Float32]) -> list[Uint32]:
-    return [ptx.pack_bf16(values[2 * i], values[2 * i + 1]) for i in range(4)]
-
-
 def _warp_sum(value: Float32) -> Float32:
     for offset in (16, 8, 4, 2, 1):
         value = value + cute.arch.shuffle_sync_bfly(value, offset=offset)
@@ -219,11 +205,11 @@ def _consume(
     buffer = ptx.load_int(mControl)
     before = (buffer + BUFFERS - 1) % BUFFERS
     rows_before = ptx.load_int(mControl + CONTROL_ROWS + before * 4)
-    gamma = _widen(ptx.load_cached(mNormWeight + column * 2))
+    gamma = ptx.widen_bf16(ptx.load_cached(mNormWeight + column * 2))
     if const_expr(configuration.residual):
-        residual = _widen(ptx.load_cached(mResidual + at * 2))
+        residual = ptx.widen_bf16(ptx.load_cached(mResidual + at * 2))
     if const_expr(configuration.snapshots):
-        norm, query = (_widen(ptx.load_cached(m + column * 2)) for m in (mQueryNorm, mQuery))
+        norm, query = (ptx.widen_bf16(ptx.load_cached(m + column * 2)) for m in (mQueryNorm, mQuery))
         weighted = [ptx.bits_as_float(word) for part in (0, 16) for word in ptx.load_cached(mWeighted + at * 4 + part)]
         largest = ptx.load_float(mLargest + Int64(row) * 4)
         denominator = ptx.load_float(mDenominator + Int64(row) * 4)
@@ -239,30 +225,14 @@ def _consume(
 
     gSlots = mReceived + buffer * buffer_bytes + at * 2
     rArrived = cute.make_rmem_tensor((ranks * 4,), Uint32)
-    missing = cutlass.Boolean(True)
-    polls = Int32(0)
-    while missing:
-        empty = cutlass.Boolean(False)
-        for slot in range_constexpr(ranks):
-            words = ptx.load_from_peer(gSlots + slot * slot_bytes)
-            for i in range_constexpr(4):
-                rArrived[4 * slot + i] = words[i]
-                empty = empty | (words[i] == Uint32(EMPTY))
-        missing = cute.arch.vote_any_sync(empty)
-        polls += 1
-        if polls > MAX_POLLS:
-            ptx.inline_ptx("trap;")
-
-    total = [Float32(0.0)] * CHUNK
-    for slot in range_constexpr(ranks):
-        part = _widen(tuple(rArrived[4 * slot + i] for i in range(4)))
-        total = [one + other for one, other in zip(total, part, strict=True)]
+    await_slots(gSlots, rArrived, ranks, slot_bytes)
+    total = sum_slots(rArrived, ranks)
     if const_expr(configuration.residual):
         total = [one + other for one, other in zip(total, residual, strict=True)]
-    prefix = _pack(total)
+    prefix = ptx.narrow_bf16(total)
     if active:
         ptx.store(mPrefix + at * 2, prefix)
-    value = _widen(tuple(prefix))
+    value = ptx.widen_bf16(tuple(prefix))
 
     zero = Float32(0.0)
     sums = [zero] * 4  # v.v, v.q, v.s, s.s
@@ -301,14 +271,11 @@ def _consume(
         mean_square = ptx.maximum(mean_square, Float32(0.0))  # rounding of a mix that cancels
     scale = cute.math.rsqrt(mean_square + Float32(EPSILON))
     if active:
-        ptx.store(mOut + at * 2, _pack([one * scale * g for one, g in zip(mixed, gamma, strict=True)]))
+        ptx.store(mOut + at * 2, ptx.narrow_bf16([one * scale * g for one, g in zip(mixed, gamma, strict=True)]))
 
     # The last block to arrive turns to the next buffer; every block has read this one's number by then.
-    if tid == 0:  # noqa: SIM102 - `and` would count in every thread
-        if ptx.count_wrapping(mControl + CONTROL_ARRIVALS, Int32(CLUSTER * rows - 1)) == CLUSTER * rows - 1:
-            ptx.store_int(mControl + CONTROL_ROWS + buffer * 4, Int32(rows))
-            ptx.store_int(mControl + CONTROL_ROWS + before * 4, Int32(0))
-            ptx.store_int(mControl, (buffer + 1) % BUFFERS)
+    if tid == 0:
+        turn_buffer(mControl, buffer, before, rows, CLUSTER * rows)
     # Launches that wait for this one rely on everything before it, ``produce`` included.
     cute.arch.griddepcontrol_wait()
 

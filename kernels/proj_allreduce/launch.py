@@ -49,7 +49,7 @@ def make_receive_buffers(
     return ReceiveBuffers(received=received, control=torch.zeros(CONTROL_WORDS, dtype=torch.int32, device=device))
 
 
-def _check_buffers(buffers: ReceiveBuffers, rows: int, hidden: int, like: torch.Tensor) -> tuple[int, int]:
+def check_buffers(buffers: ReceiveBuffers, rows: int, hidden: int, like: torch.Tensor) -> tuple[int, int]:
     """Number of ranks and rows that the buffers are made for."""
     import torch
 
@@ -113,7 +113,7 @@ def produce(x: torch.Tensor, weight: torch.Tensor, peers: torch.Tensor, buffers:
     hidden, depth = weight.shape
     check_one_of("weight.shape[1]", depth, range(128, MAX_DEPTH + 1, 128))
     check_tensor("x", x, dtypes=bf16, shape=(None, depth), like=weight)
-    ranks, max_rows = _check_buffers(buffers, x.shape[0], hidden, weight)
+    ranks, max_rows = check_buffers(buffers, x.shape[0], hidden, weight)
     check_tensor("peers", peers, dtypes=(torch.int64,), shape=(ranks,), like=weight, alignment_bytes=8)
     check_one_of("rank", rank, range(ranks))
     check_on_gpu("weight", weight)
@@ -147,7 +147,7 @@ def consume(
     bf16, fp32 = (torch.bfloat16,), (torch.float32,)
     check_tensor("out", out, dtypes=bf16, shape=(None, None))
     rows, hidden = out.shape
-    ranks, max_rows = _check_buffers(buffers, rows, hidden, out)
+    ranks, max_rows = check_buffers(buffers, rows, hidden, out)
     check_tensor("prefix", prefix, dtypes=bf16, shape=(rows, hidden), like=out)
     if residual is not None:
         check_tensor("residual", residual, dtypes=bf16, shape=(rows, hidden), like=out)

@@ -34,10 +34,11 @@ from typing import Any
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32, Uint64, const_expr, range_constexpr
+from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32, const_expr, range_constexpr
 from cutlass.cute.arch.nvvm_wrappers import inline_ptx
 
 from k3sim.kernels import ptx
+from k3sim.kernels.ordered_key import exchange_key, larger_key, load_key, ordered_key, store_key
 
 EXPERTS = 896
 TOP_K = 16
@@ -66,43 +67,12 @@ def _await4(g_address: Int64) -> ptx.Words:
     return arrived
 
 
-def _key(choice: Float32, expert: Int32) -> Uint64:
-    """Larger for a larger choice, then for a lower id; NaN is below minus infinity."""
-    bits = ptx.float_as_bits(choice)
-    ordered = inline_ptx(
-        # The sign bit flips; a negative number's other bits flip too. NaN, unequal to itself, becomes 0.
-        "{ .reg .b32 s; .reg .pred p; shr.s32 s, {$r0}, 31; or.b32 s, s, 0x80000000; xor.b32 s, s, {$r0};"
-        " setp.nan.f32 p, {$r1}, {$r1}; selp.b32 {$w0}, 0, s, p; }",
-        write_only_types=[Uint32],
-        read_only_args=[bits, choice],
-    )
-    return (ordered.to(Uint64) << Uint64(32)) | (Uint32(0xFFFFFFFF) - expert.to(Uint32)).to(Uint64)
-
-
 def _zero_if_nan(score: Float32, choice: Float32) -> Float32:
     return inline_ptx(
         "{ .reg .pred p; setp.nan.f32 p, {$r1}, {$r1}; selp.f32 {$w0}, 0f00000000, {$r0}, p; }",
         write_only_types=[Float32],
         read_only_args=[score, choice],
     )
-
-
-def _larger(a: Uint64, b: Uint64) -> Uint64:
-    return inline_ptx("max.u64 {$w0}, {$r0}, {$r1};", write_only_types=[Uint64], read_only_args=[a, b])
-
-
-def _exchange(key: Uint64, offset: int) -> Uint64:
-    high = cute.arch.shuffle_sync_bfly((key >> Uint64(32)).to(Uint32), offset=offset)
-    low = cute.arch.shuffle_sync_bfly(key.to(Uint32), offset=offset)
-    return (high.to(Uint64) << Uint64(32)) | low.to(Uint64)
-
-
-def _load_key(s_address: Int32) -> Uint64:
-    return inline_ptx("ld.shared.b64 {$w0}, [{$r0}];", write_only_types=[Uint64], read_only_args=[s_address])
-
-
-def _store_key(s_address: Int32, key: Uint64) -> None:
-    inline_ptx("st.shared.b64 [{$r0}], {$r1};", read_only_args=[s_address, key])
 
 
 def _one_if(condition: Boolean) -> Int32:
@@ -148,34 +118,34 @@ class RouterTopk:
         for i in range_constexpr(4):
             score = Float32(1.0) / (Float32(1.0) + cute.math.exp(-ptx.bits_as_float(words[i])))
             choice = score + ptx.bits_as_float(bias_words[i])
-            keys.append(_key(choice, tid * 4 + i))
+            keys.append(ordered_key(choice, tid * 4 + i))
             scores.append(_zero_if_nan(score, choice))
 
         # Largest key of each group of 16: four here, four lanes.
-        largest = _larger(_larger(keys[0], keys[1]), _larger(keys[2], keys[3]))
-        largest = _larger(largest, _exchange(largest, 1))
-        largest = _larger(largest, _exchange(largest, 2))
+        largest = larger_key(larger_key(keys[0], keys[1]), larger_key(keys[2], keys[3]))
+        largest = larger_key(largest, exchange_key(largest, 1))
+        largest = larger_key(largest, exchange_key(largest, 2))
         if (lane & 3) == 0:
-            _store_key(s_groups + (tid >> 2) * 8, largest)
+            store_key(s_groups + (tid >> 2) * 8, largest)
         cute.arch.sync_threads()
 
         # Rank of each group's key among the 56, counted by the group's four threads; number 15 is the bound.
         above = Int32(0)
         for i in range_constexpr(GROUPS // 4):
-            above = above + _one_if(_load_key(s_groups + ((lane & 3) * (GROUPS // 4) + i) * 8) > largest)
+            above = above + _one_if(load_key(s_groups + ((lane & 3) * (GROUPS // 4) + i) * 8) > largest)
         above = above + cute.arch.shuffle_sync_bfly(above, offset=1)
         above = above + cute.arch.shuffle_sync_bfly(above, offset=2)
         if ((lane & 3) == 0) & (above == TOP_K - 1):
-            _store_key(s_bound, largest)
+            store_key(s_bound, largest)
         cute.arch.sync_threads()
 
-        bound = _load_key(s_bound)
+        bound = load_key(s_bound)
         for i in range_constexpr(4):
             if keys[i] >= bound:
                 place = inline_ptx(
                     "atom.shared.add.u32 {$w0}, [{$r0}], 1;", write_only_types=[Int32], read_only_args=[s_count]
                 )
-                _store_key(s_candidates + place * 16, keys[i])
+                store_key(s_candidates + place * 16, keys[i])
                 ptx.shared_store_float(s_candidates + place * 16 + 8, scores[i])
         cute.arch.sync_threads()
 
@@ -183,10 +153,10 @@ class RouterTopk:
         count = ptx.shared_load_int(s_count)
         for turn in cutlass.range((count + GROUPS - 1) // GROUPS, unroll=1):
             place = turn * GROUPS + (tid >> 2)
-            key = _load_key(s_candidates + cutlass.min(place, count - 1) * 16)
+            key = load_key(s_candidates + cutlass.min(place, count - 1) * 16)
             rank = Int32(0)
             for other in cutlass.range(lane & 3, count, 4, unroll=1):
-                rank = rank + _one_if(_load_key(s_candidates + other * 16) > key)
+                rank = rank + _one_if(load_key(s_candidates + other * 16) > key)
             cute.arch.sync_warp()
             rank = rank + cute.arch.shuffle_sync_bfly(rank, offset=1)
             rank = rank + cute.arch.shuffle_sync_bfly(rank, offset=2)

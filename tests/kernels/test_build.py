@@ -15,11 +15,12 @@ from k3sim.kernels.compile_cache import ARCHITECTURES
 from k3sim.kernels.costs import COSTS
 from k3sim.kernels.machine_code import sections
 
-WITHOUT_A_KERNEL_YET = {"unfused"}  # the stock path's separate kernels exist as costs only
+# A few words of traffic in all.
+WITHOUT_WIDE_LOADS = {"l2_prefetch", "advance"}
 
 
 def test_the_catalogue_has_every_operator_that_has_a_cost() -> None:
-    assert {name.split(".")[0] for name in COSTS} - set(BUILDS) == WITHOUT_A_KERNEL_YET
+    assert {name.split(".")[0] for name in COSTS} == set(BUILDS)
 
 
 def test_names_of_kernels_are_file_names() -> None:
@@ -56,5 +57,5 @@ def test_every_kernel_builds_without_a_spill_in_it(tmp_path: Path, architecture:
             assert code["spills"] == code["stack_bytes"] == 0, entry
             assert 16 <= code["registers"] <= 255, entry
             assert code["instructions"] > 20, entry
-            if entry["operator"] != "l2_prefetch":
+            if WITHOUT_WIDE_LOADS.isdisjoint((entry["operator"], entry["kernel"])):
                 assert code["loads_16_byte"] + code["bulk_copies"] > 0, entry

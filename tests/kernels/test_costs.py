@@ -135,6 +135,10 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
         ((bf16(12 * 128, 512),), ATTENTION8, 4_718_592 + 1_572_864),
         ((bf16(6 * 128, 512),), ATTENTION16, 603_979_776 + 786_432),
     ),
+    "mla_decode.lift_gate": (
+        ((bf16(12 * 128, 512),), {"rows": 1, "kv_lora_rank": 512}, 1_572_864),
+        ((bf16(6 * 128, 512),), {"rows": 4, "kv_lora_rank": 512}, 786_432),
+    ),
     "mla_decode.lse_merge": (
         ((), {"rows": 1, "heads": 12, "ranks": 8, "kv_lora_rank": 512}, 0),
         ((), {"rows": 4, "heads": 6, "ranks": 4, "kv_lora_rank": 512}, 0),
