@@ -74,7 +74,6 @@ COSTS: Mapping[str, CostFunction] = {
     "unfused.embedding": unfused.embedding,
     "unfused.gather": unfused.gather,
     "unfused.gated_norm": unfused.gated_norm,
-    "unfused.lift_gate": unfused.lift_gate,
     "unfused.norm": unfused.norm,
     "unfused.permutation": unfused.permutation,
     "unfused.poll": unfused.poll,

@@ -47,14 +47,13 @@ OWN_START_ROWS = (
     _row("embed.push", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, on=(WELD,), sends="residual"),
 )
 
-# Input of the mixer. The prefix of a snapshot layer is kept before the mixer's output replaces it; the welded form
-# prepares the snapshots' share of the two call sites that follow beside the mixer.
+# Input of the mixer. The prefix of a snapshot layer is kept before the mixer's output replaces it (the welded form
+# writes it to the snapshot's place at once), and that form prepares the snapshots' share of the two call sites that
+# follow beside the mixer.
 BEFORE_MIXER = (
     _row("attn_res.mixer", "attn_res.combine", MIX, off=(WELD,), **LAUNCHED),
     _row("attn_res.snapshot", "unfused.copy", WHOLE_ROW, off=(WELD,), needs=SNAPSHOT_LAYER),
     _row("attn_res.mixer", "attn_res.consume", SHARDS, on=(WELD,), receives=("residual",), **EARLY),
-    _row("attn_res.snapshot", "unfused.copy", WHOLE_ROW, on=(WELD,), needs=SNAPSHOT_LAYER, stream="aux",
-         after=("attn_res.mixer",)),
     _row("attn_res.part_ffn", "attn_res.snapshot_part", NEXT_PART, on=(WELD,), stream="aux",
          after=("attn_res.mixer",)),
     _row("attn_res.part_mixer", "attn_res.snapshot_part", NEXT_PART, on=(WELD,), stream="aux"),
@@ -109,7 +108,8 @@ OWN_MLA_ROWS = (
     _row("mla.lift", "cublas.batched_gemm", ROWS, weights=("mla.w_uv",), off=(SIZE,)),
     _row("mla.gate_multiply", "unfused.elementwise", {"rows": "rows", "width": "mla_value_width"}, off=(SIZE,),
          after=("mla.gate",)),
-    _row("mla.lift_gate", "unfused.lift_gate", ROWS, weights=("mla.w_uv",), on=(SIZE,), **LAUNCHED),
+    _row("mla.lift_gate", "mla_decode.lift_gate", {"rows": "rows", "kv_lora_rank": "kv_lora_rank"},
+         weights=("mla.w_uv",), on=(SIZE,), **LAUNCHED),
     *_output_projection("mla"),
 )  # fmt: skip
 
@@ -118,19 +118,16 @@ BEFORE_OWN_FFN = (
     _row("attn_res.ffn", "attn_res.consume", PARTIAL_SUMS, on=(WELD,), receives=("attention",), **EARLY),
 )
 
-# The depth of the dense down-projection is beyond what the pushing projection takes, and one layer of 93 has it: it
-# stays a GEMM and an all-reduce, which leaves the sum where the next welded consume looks for it.
 OWN_DENSE_ROWS = (
     *BEFORE_OWN_FFN,
     _row("dense.gate_up", "cublas.gemm", ROWS, weights=("dense.gate_up",), off=(SIZE,)),
     _row("dense.situ", "unfused.elementwise", {"rows": "rows", "width": "dense_width"}, off=(SIZE,)),
-    _row("dense.down", "cublas.gemm", ROWS, weights=("dense.down",), off=(SIZE,)),
     _row("dense.gate_up", "skinny_gemv.ring", ROWS, weights=("dense.gate_up",), on=(SIZE,), **EARLY),
-    _row("dense.down", "skinny_gemv.ring", ROWS, weights=("dense.down",), on=(SIZE,), **EARLY),
-    # Plain edges: the welded consume that follows relies on everything before this kernel.
-    _row("dense.all_reduce", "unfused.all_reduce", ALL_REDUCE, after=("attn_res.part_mixer",), sends="ffn",
-         receives=("ffn",)),
-)
+    _row("dense.down", "cublas.gemm", ROWS, weights=("dense.down",), off=(WELD,)),
+    _row("dense.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(WELD,), sends="ffn", receives=("ffn",)),
+    _row("dense.down", "proj_allreduce.produce", ROWS, weights=("dense.down",), on=(WELD,), sends="residual",
+         after=("attn_res.part_mixer",), **EARLY),
+)  # fmt: skip
 
 OWN_MOE_ROWS = (
     *BEFORE_OWN_FFN,

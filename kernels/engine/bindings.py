@@ -7,9 +7,13 @@ call that they do not name cannot run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from k3sim.kernels.engine.state import Rank
 from k3sim.model.program import Call, Program
+
+if TYPE_CHECKING:
+    import torch
 
 # A function that yields has two halves: all ranks finish the first (the push) before any begins the second (the poll).
 CallFunction = Callable[[Rank, Call], Iterator[None] | None]
@@ -80,8 +84,11 @@ def adds_prefix(rank: Rank, call: Call) -> bool:
     return preceding_layer(rank, call.layer) >= 0
 
 
-def is_welded(rank: Rank) -> bool:
-    return "welded" in rank.program.path.switches
+def prefix_of(rank: Rank, call: Call) -> torch.Tensor:
+    """Where a welded consume writes the new prefix: the buffer, or the place of the snapshot that the layer takes."""
+    if keeps_snapshot(rank, call):
+        return rank.buffers["snapshots"][:, snapshot_index(rank, call)]
+    return rank.buffers["prefix"]
 
 
 def snapshot_index(rank: Rank, call: Call) -> int:
@@ -89,12 +96,23 @@ def snapshot_index(rank: Rank, call: Call) -> int:
 
 
 def reduced_into(rank: Rank, call: Call) -> str:
-    """Buffer of an all-reduce's result; ``gathered`` is where a welded consume looks for it."""
-    if call.stage in ("kda.all_reduce", "mla.all_reduce"):
-        return "prefix" if restarts_at(rank, call) else "delta"
-    if call.stage == "dense.all_reduce":
-        return "gathered" if is_welded(rank) else "delta"
-    return "prefix"
+    """Buffer of an all-reduce's result: the prefix itself where it starts or restarts."""
+    if call.stage == "embed.all_reduce":
+        return "prefix"
+    return "prefix" if call.stage != "dense.all_reduce" and restarts_at(rank, call) else "delta"
+
+
+def arrives_in_parts(rank: Rank, call: Call) -> bool:
+    """Whether a welded consume sums partial rows of a projection, instead of taking a row that peers gathered."""
+    if site_of(call) == "ffn":
+        return True
+    before = preceding_layer(rank, call.layer)
+    return before >= 0 and rank.architecture.ffn(before) == "dense"
+
+
+def keeps_snapshot(rank: Rank, call: Call) -> bool:
+    """Whether a welded consume leaves the new prefix at a snapshot's place: the FFN's consume then restarts it."""
+    return call.stage == "attn_res.mixer" and restarts_at(rank, call)
 
 
 # Plain products: stage -> (input, weight, output) of the cuBLAS and the skinny form.

@@ -17,7 +17,6 @@ from k3sim.kernels.expert_gemv.reference import Experts
 from k3sim.kernels.kda_decode import reference as kda
 from k3sim.kernels.lm_head import reference as lm_head
 from k3sim.kernels.mla_decode import reference as mla
-from k3sim.kernels.proj_allreduce import reference as proj_allreduce
 from k3sim.kernels.router_topk import reference as router
 from k3sim.kernels.skinny_gemv import reference as skinny
 from k3sim.model.program import Call
@@ -80,8 +79,7 @@ def all_reduce(rank: Rank, call: Call) -> Iterator[None]:
     rank.exchange.push(name, rank.buffers["partial"])
     yield
     total = rank.exchange.own.take(name).float().sum(0)
-    target = bindings.reduced_into(rank, call)
-    (rank.exchange.own.slots["gathered"] if target == "gathered" else rank.buffers[target]).copy_(total)
+    rank.buffers[bindings.reduced_into(rank, call)].copy_(total)
 
 
 def combine(rank: Rank, call: Call) -> None:
@@ -113,23 +111,21 @@ def _stack(pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     return torch.stack(pair, dim=1)
 
 
-def _consume(rank: Rank, call: Call, arrived_RBD: torch.Tensor) -> None:
+def consume(rank: Rank, call: Call) -> None:
     site = bindings.site_of(call)
+    if bindings.arrives_in_parts(rank, call):
+        arrived_RBD = rank.exchange.own.take("attention")
+    else:
+        arrived_RBD = rank.exchange.own.take("gathered")[None]
     part = None
     if rank.snapshots_before(call.layer, site):
         buffer = "ffn" if site == "ffn" else "mixer"
         stats = rank.buffers[f"part.{buffer}.stats"]
         part = (stats[:, 0], stats[:, 1], rank.buffers[f"part.{buffer}.weighted"])
-    prefix = rank.buffers["prefix"]
-    residual = prefix if bindings.adds_prefix(rank, call) else None
-    total = arrived_RBD.float().sum(0) + (residual.float() if residual is not None else 0.0)
-    prefix.copy_(total)
-    # The sum is rounded once, to the prefix; the rest is the reference of the kernel on that one source.
-    if prefix.dtype == arrived_RBD.new_zeros(0).bfloat16().dtype:
-        done = proj_allreduce.consume(prefix[None], None, part, *_site(rank, call.layer, site)).normalised_BD
-    else:
-        done = _fold(prefix, part, *_site(rank, call.layer, site))
-    rank.buffers["x"].copy_(done)
+    residual = rank.buffers["prefix"] if bindings.adds_prefix(rank, call) else None
+    prefix = bindings.prefix_of(rank, call)
+    prefix.copy_(arrived_RBD.float().sum(0) + (residual.float() if residual is not None else 0.0))
+    rank.buffers["x"].copy_(_fold(prefix, part, *_site(rank, call.layer, site)))
 
 
 def _fold(
@@ -140,6 +136,7 @@ def _fold(
     norm_D: torch.Tensor,
 ) -> torch.Tensor:
     """The prefix folded into a snapshots' part by the online softmax rule, then RMSNorm; without any rounding."""
+    value_BD = value_BD.float()
     if part is None:
         return _rms_norm(value_BD, norm_D)
     largest_B, denominator_B, weighted_BD = part
@@ -148,14 +145,6 @@ def _fold(
     old_B, new_B = (largest_B - maximum_B).exp(), (logit_B - maximum_B).exp()
     mixed_BD = (old_B[:, None] * weighted_BD + new_B[:, None] * value_BD) / (old_B * denominator_B + new_B)[:, None]
     return _rms_norm(mixed_BD, norm_D)
-
-
-def consume_gathered(rank: Rank, call: Call) -> None:
-    _consume(rank, call, rank.exchange.own.take("gathered")[None])
-
-
-def consume_partial_sums(rank: Rank, call: Call) -> None:
-    _consume(rank, call, rank.exchange.own.take("attention"))
 
 
 def produce(rank: Rank, call: Call) -> None:
@@ -429,12 +418,12 @@ REFERENCE_CALLS: dict[str, CallFunction] = {
     "embed.all_reduce/unfused.all_reduce": all_reduce,
     "embed.push/unfused.embedding": embedding_push,
     "attn_res.mixer/attn_res.combine": combine,
-    "attn_res.mixer/attn_res.consume": consume_gathered,
+    "attn_res.mixer/attn_res.consume": consume,
     "attn_res.snapshot/unfused.copy": keep_snapshot,
     "attn_res.part_ffn/attn_res.snapshot_part": snapshot_part,
     "attn_res.part_mixer/attn_res.snapshot_part": snapshot_part,
     "attn_res.ffn/attn_res.combine": combine,
-    "attn_res.ffn/attn_res.consume": consume_partial_sums,
+    "attn_res.ffn/attn_res.consume": consume,
     "kda.in_proj/cublas.gemm": product,
     "kda.in_proj/skinny_gemv.ring": product,
     "kda.f_b/cublas.gemm": kda_f_b,
@@ -458,7 +447,7 @@ REFERENCE_CALLS: dict[str, CallFunction] = {
     "mla.attention/mla_decode.split_kv_early": attention,
     "mla.lift/cublas.batched_gemm": mla_lift,
     "mla.gate_multiply/unfused.elementwise": gate_multiply,
-    "mla.lift_gate/unfused.lift_gate": lift_gate,
+    "mla.lift_gate/mla_decode.lift_gate": lift_gate,
     "mla.o_proj/cublas.gemm": product,
     "mla.o_proj/proj_allreduce.produce": produce,
     "mla.all_reduce/unfused.all_reduce": all_reduce,
@@ -466,7 +455,7 @@ REFERENCE_CALLS: dict[str, CallFunction] = {
     "dense.gate_up/skinny_gemv.ring": situ_product,
     "dense.situ/unfused.elementwise": situ,
     "dense.down/cublas.gemm": product,
-    "dense.down/skinny_gemv.ring": product,
+    "dense.down/proj_allreduce.produce": produce,
     "dense.all_reduce/unfused.all_reduce": all_reduce,
     "moe.router/cublas.gemm": product,
     "moe.latent_down/cublas.gemm": product,
@@ -486,7 +475,7 @@ REFERENCE_CALLS: dict[str, CallFunction] = {
     "moe.latent_up/latent_tail.up_after_sum": tail_up,
     "moe.tail_collect/latent_tail.collect": tail_collect,
     "head.attn_res/attn_res.combine": combine,
-    "head.attn_res/attn_res.consume": consume_gathered,
+    "head.attn_res/attn_res.consume": consume,
     "head.lm_head/cublas.gemm": product,
     "head.lm_head/lm_head.top_k": local_top,
     "head.logits/unfused.gather": gather_logits,

@@ -172,18 +172,6 @@ def copy(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     return _small(num_blocks=-(-rows * width // 2048), input_bytes_per_block=2048 * BF16_BYTES)
 
 
-def lift_gate(weights: Sequence[Weight], *, rows: int) -> Work:
-    """``batched_gemm`` by W_UV with the sigmoid gate in its epilogue; the weights do not wait for attention."""
-    (one,) = weights
-    return _small(
-        num_blocks=max(1, one.num_bytes // (16 * 1024)),
-        input_bytes_per_block=rows * (1024 + 16),
-        reads=(Read(region=one.region, num_bytes=one.num_bytes, early=True),),
-        flops=(rows + 1) * float(one.num_bytes),
-        reductions=1,
-    )
-
-
 def gather(weights: Sequence[Weight], *, rows: int, width: int, ranks: int) -> Work:
     """Every rank's logits (fp32) to every rank."""
     sent_bytes = rows * width // ranks * 4
