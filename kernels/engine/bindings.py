@@ -44,7 +44,7 @@ def site_weights(rank: Rank, layer: int, site: str) -> tuple[str, str, str]:
 
 
 def prepared_site(rank: Rank, call: Call) -> tuple[int, str, str]:
-    """(layer, site, buffer) that a snapshot part is prepared for: this layer's FFN, or the mixer (head) that follows."""
+    """(layer, site, buffer) that a snapshot part is prepared for: this layer's FFN, or the mixer or head behind it."""
     if call.stage == "attn_res.part_ffn":
         return call.layer, "ffn", "ffn"
     return following_layer(rank, call.layer), "mixer", "mixer"

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from k3sim.kernels.engine.bindings import CallFunction, functions_of
 from k3sim.kernels.engine.state import Rank
 from k3sim.model.program import Program
+
+if TYPE_CHECKING:
+    import torch
 
 
 def run_in_order(ranks: Sequence[Rank], table: dict[str, CallFunction], order: Sequence[int] | None = None) -> None:
@@ -52,3 +56,93 @@ def legal_order(program: Program, seed: int) -> list[int]:
         done.add(index)
         order.append(index)
     return order
+
+
+class Step:
+    """One step on the GPU: ``run`` launches it, ``capture`` makes one CUDA graph of it, ``replay`` runs that.
+
+    Every rank has streams of its own; the first rank's main stream is the one the step is launched on. The first
+    ``run`` compiles and sizes workspaces and so must come before ``capture``, which does both in turn.
+    """
+
+    def __init__(self, ranks: Sequence[Rank], table: dict[str, CallFunction]) -> None:
+        import torch
+
+        self.ranks = ranks
+        self.functions = functions_of(ranks[0].program, table, "kernel")
+        self.graph: torch.cuda.CUDAGraph | None = None
+        calls = ranks[0].program.calls
+        # Calls that another stream waits for: an event is recorded behind them.
+        self._awaited = {
+            index for call in calls for index in call.after if calls[index].stream != call.stream
+        }
+        names = dict.fromkeys(call.stream for call in calls)
+        self._streams = [
+            {name: torch.cuda.Stream() for name in names if number or name != "main"} for number in range(len(ranks))
+        ]
+
+    def run(self) -> None:
+        """Launch one step on the current stream and its side streams, which it joins again."""
+        import torch
+
+        origin = torch.cuda.current_stream()
+        streams = [{"main": origin, **own} for own in self._streams]
+        for number in range(1, len(self.ranks)):
+            streams[number]["main"].wait_stream(origin)
+        events: list[dict[int, torch.cuda.Event]] = [{} for _ in self.ranks]
+        entered: list[set[str]] = [{"main"} for _ in self.ranks]
+        for index, function in enumerate(self.functions):
+            halves = []
+            for number, rank in enumerate(self.ranks):
+                call = rank.program.calls[index]
+                stream = streams[number][call.stream]
+                for other in call.after:
+                    if other in events[number] and rank.program.calls[other].stream != call.stream:
+                        stream.wait_event(events[number][other])
+                        entered[number].add(call.stream)
+                assert call.stream in entered[number], f"{call.stage} enters {call.stream} and waits for nothing"
+                with torch.cuda.stream(stream):
+                    half = function(rank, call)
+                    if half is not None:
+                        next(half)
+                        halves.append((half, stream))
+            if halves:
+                self._meet([stream for _, stream in halves])
+                for half, stream in halves:
+                    with torch.cuda.stream(stream):
+                        assert next(half, None) is None, "a call has two halves"
+            if index in self._awaited:
+                for number, rank in enumerate(self.ranks):
+                    events[number][index] = streams[number][rank.program.calls[index].stream].record_event()
+        for number, own in enumerate(streams):
+            for name, stream in own.items():
+                if name in entered[number] and stream is not origin:
+                    origin.wait_stream(stream)
+
+    @staticmethod
+    def _meet(streams: Sequence[torch.cuda.Stream]) -> None:
+        """Let each stream wait for what the others hold so far."""
+        if len(streams) > 1:
+            events = [stream.record_event() for stream in streams]
+            for stream in streams:
+                for event in events:
+                    stream.wait_event(event)
+
+    def capture(self) -> None:
+        """Run once, then capture. The state of the ranks moves on by one step; the capture itself moves nothing."""
+        import torch
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.run()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=side):
+            self.run()
+        torch.cuda.synchronize()
+
+    def replay(self) -> None:
+        assert self.graph is not None, "capture the step first"
+        self.graph.replay()

@@ -137,11 +137,13 @@ def random_weights(
     seed: int = 0,
     device: torch.device | str = "cuda",
     packed: bool = True,
+    resident_experts: int | None = None,
 ) -> RankWeights:
     """Weights of one rank that the program reads, random, made where they stay.
 
     Matrices are normal with variance one over the length of the sum; MXFP4 codes are uniform, with scales that give
     the same. ``packed``: experts in the order of the expert kernel (widths 192 and 384) instead of as stored.
+    ``resident_experts``: how many of a layer there are (all); those that are not contribute nothing.
     """
     import torch
 
@@ -162,7 +164,9 @@ def random_weights(
             if name not in MERGED:
                 fill(tensor, 0.0, full_depth(name, matrices[name], layout) ** -0.5)
         if any(name in EXPERT_MATRICES for name in names):
-            weights.experts[layer] = _random_experts(architecture, layout, generator, device, packed=packed)
+            weights.experts[layer] = _random_experts(
+                architecture, layout, generator, device, packed=packed, count=resident_experts
+            )
     for layer in (*program.layers, architecture.num_layers):
         for name, vector in vectors(architecture, layout, layer).items():
             dtype = torch.float32 if vector.fp32 else torch.bfloat16
@@ -192,11 +196,18 @@ def _allocate(
 
 
 def _random_experts(
-    architecture: Architecture, layout: Layout, generator: Any, device: torch.device | str, *, packed: bool
+    architecture: Architecture,
+    layout: Layout,
+    generator: Any,
+    device: torch.device | str,
+    *,
+    packed: bool,
+    count: int | None = None,
 ) -> Experts | PackedExperts:
     import torch
 
-    count, latent = architecture.moe.num_experts // layout.ep, architecture.moe.latent_size
+    latent = architecture.moe.latent_size
+    count = architecture.moe.num_experts // layout.ep if count is None else count
     width = expert_slice(architecture, layout)
 
     def codes(*shape: int) -> torch.Tensor:
@@ -290,7 +301,8 @@ class WholeModel:
             for one, weight in zip(ids[row].tolist(), weights[row], strict=True):
                 gate = mxfp4(stored.gate[one], stored.gate_scales[one]) @ latent[row]
                 up = mxfp4(stored.up[one], stored.up_scales[one]) @ latent[row]
-                out[row] += weight * (mxfp4(stored.down[one], stored.down_scales[one]) @ situ_glu(torch.cat([gate, up])))
+                hidden = situ_glu(torch.cat([gate, up]))
+                out[row] += weight * (mxfp4(stored.down[one], stored.down_scales[one]) @ hidden)
         return out
 
     def cut(self, program: Program, layout: Layout, rank: int, dtype: torch.dtype | None = None) -> RankWeights:
