@@ -299,6 +299,14 @@ def copy_async(s_address: Int32, g_address: Int64) -> None:
     inline_ptx("cp.async.cg.shared.global [{$r0}], [{$r1}], 16;", read_only_args=[s_address, g_address])
 
 
+def copy_async_or_zero(s_address: Int32, g_address: Int64, num_bytes: Int32) -> None:
+    """As ``copy_async``, but only the first ``num_bytes`` (0 to 16) are read; zeros take the place of the others."""
+    inline_ptx(
+        "cp.async.cg.shared.global.L2::128B [{$r0}], [{$r1}], 16, {$r2};",
+        read_only_args=[s_address, g_address, num_bytes],
+    )
+
+
 def copy_async_wait() -> None:
     """Until all of this thread's ``copy_async`` are there."""
     inline_ptx("cp.async.wait_all;")

@@ -3,13 +3,14 @@
 What it computes
     mX [R, 3584] bf16, mIds [R, 16] int32 and mWeights [R, 16] fp32 from the router, packed weights of all resident
     experts (mxfp4.py: tiles of 16 outputs in MMA fragment order, scales inside), mOut [R, 3584] bf16 or fp32: this
-    rank's partial latent. mHidden [R, 16, W] f16 and mBarrier [1] int32 are workspace.
+    rank's partial latent. Workspace: two hidden vectors [max R, 16, W] f16, and which of them is this launch's turn.
 
 How data moves
     All weight bytes of a row are known as soon as the ids are, and nothing that this kernel computes decides an
     address. So one producer warp streams the block's share of w1 and w3 and then of w2 through one ring of bulk
-    copies, without regard to the barrier between the two products: while the last sums of the first meet, w2 fills
-    the ring (TP8: 104 KB a block; TP16: 53 KB; the ring holds 213 KB), and the barrier costs no bandwidth.
+    copies, without regard to the dependency between the two products: while the last sums of the first meet, w2 fills
+    the ring (TP8: 104 KB a block; TP16: 53 KB; the ring holds 213 KB). A slot of the ring arrives in pieces with a
+    barrier each, so that the last tile is multiplied while it arrives.
     128 blocks: each has 1 of the 16 experts and 1/8 of its gate/up tiles (6 of 48 at TP8, 3 of 24 at TP16) in the
     first product; in the second, 112 blocks own 32 outputs each over all experts, so that no sum crosses blocks and
     the order of every sum is fixed. 16 warps multiply: in the first product 14 of them split K (256 columns each,
@@ -27,13 +28,10 @@ How data moves
 Why this shape
     fp32 FMAs need four instructions a weight and are bound by issue before HBM. Decoding to bf16 costs a further
     multiplication, since its exponent does not leave room for the factor. Two launches would refill the ring after
-    the boundary; the grid barrier is one counter that resets itself (the sign bit flips once all have arrived), so
-    replays need no epoch.
-
-    H200, 2026-11-29, one row, cold, in a chain with programmatic dependent launch (h200.json): 13.5 us at TP8 (35.3 MB,
-    7.6 us at 4.66 TB/s). A trace by clock put, after the last tile of w1 and w3 arrives: 0.7 us until it is multiplied,
-    1.75 us for the grid barrier (fence and counter are round trips of 0.5 us each under load), 2.2 us for the second
-    product, which waits for issue, not for bytes. So what is left to gain is after the stream, not in it.
+    the boundary. Between the products there is no grid barrier (2.9 us from the last sum to the first product under
+    load, H200 2026-11-29: fence, counter, poll and load in series) but the hidden vector itself: words of all ones
+    bits until it is written, read again until they are not. Launches alternate between two vectors; each clears
+    the one it does not use, so a replay is like a first run.
 
 Limits
     Latent 3584, width 192 or 384, 16 experts a row, at least 128 SMs that can be resident at once: nothing else that
@@ -67,8 +65,9 @@ UNIT_BYTES = 4 * 512 + 128
 TILE_BYTES = K_WARPS * UNIT_BYTES  # one gate/up tile, and one slot of the ring
 DOWN_UNIT_BYTES = 3 * 512 + 128
 NUM_SLOTS = 7
-COPIES = 7  # of a tile: one copy of 30 KB took 0.5 us longer in all (TP8, one row, H200)
-COPY_BYTES = TILE_BYTES // COPIES
+PIECES = 8  # of a slot that arrive, and are waited for, one by one
+PIECE_BYTES = 2 * UNIT_BYTES  # of a gate/up tile: two warps' units, so seven pieces and an empty one
+EMPTY = 0xFFFFFFFF  # two f16 NaN of all ones, which no conversion produces
 HIDDEN_SCALE = 2.0**8
 FROM_DECODED = 2.0**14  # a decoded f16 is the weight times 2**-14
 MAGNITUDE = 0x0E000E00
@@ -110,14 +109,13 @@ class ExpertConfiguration:
 
     @property
     def smem_bytes(self) -> int:
-        return NUM_SLOTS * TILE_BYTES + 2 * self.partial_bytes + 2 * 2 * NUM_WARPS * 16 * 4 + 2 * NUM_SLOTS * 8 + 128
+        barriers = NUM_SLOTS * (PIECES + 1) * 8
+        return NUM_SLOTS * TILE_BYTES + 2 * self.partial_bytes + 2 * 2 * NUM_WARPS * 16 * 4 + barriers + 16
 
 
-def _store_global_half(g_address: Int64, pair: Uint32) -> None:
-    inline_ptx(
-        "{ .reg .b16 low, high; mov.b32 {low, high}, {$r1}; st.global.b16 [{$r0}], low; }",
-        read_only_args=[g_address, pair],
-    )
+def _publish(g_address: Int64, pair: Uint32) -> None:
+    """Two f16 of the hidden vector to L2, where other blocks are waiting for them."""
+    inline_ptx("st.relaxed.gpu.global.b32 [{$r0}], {$r1};", read_only_args=[g_address, pair])
 
 
 def _bulk_copy(s_address: Int32, g_address: Int64, num_bytes: int, s_barrier: Int32) -> None:
@@ -183,27 +181,63 @@ def _scales(word: Uint32) -> list[Float32]:
     return [_scale(one & Uint32(0x7F800000)) for one in exponents]
 
 
-def _multiply_unit(s_units: list[Int32], num_blocks: int, halves: list[Uint32], lane: Int32) -> list[list[Float32]]:
-    """Scaled accumulators of one unit of each tile. ``halves``: the lane's eight values, of block lane / 4, as f16."""
-    even: list[Sequence[Float32]] = [[Float32(0.0)] * 4 for _ in s_units]
-    odd: list[Sequence[Float32]] = [[Float32(0.0)] * 4 for _ in s_units]
-    group = lane >> 2
-    for pair in range(num_blocks // 2):
-        words = [ptx.shared_load4(one + pair * 512 + lane * 16) for one in s_units]
-        for half in range(2):
-            mine = group == 2 * pair + half
-            b = [_or_zero(one, mine) for one in halves]
-            for tile in range(len(s_units)):
-                low = _decode(words[tile][2 * half])
-                high = _decode(words[tile][2 * half + 1])
-                # Two chains of MMAs, whose latency is long; both keep the blocks in the same columns.
-                even[tile] = ptx.mma(even[tile], [low[0], high[0], low[1], high[1]], b[:2], operand="f16")
-                odd[tile] = ptx.mma(odd[tile], [low[2], high[2], low[3], high[3]], b[2:], operand="f16")
+def _read_unit(s_unit: Int32, num_blocks: int, lane: Int32) -> tuple[list[Sequence[Uint32]], list[Float32]]:
+    """The lane's words of a unit, four for two blocks, and its four scales."""
+    words = [ptx.shared_load4(s_unit + pair * 512 + lane * 16) for pair in range(num_blocks // 2)]
+    return words, _scales(ptx.shared_load_int(s_unit + num_blocks // 2 * 512 + lane * 4).to(Uint32))
+
+
+def _fragments(words: Sequence[Sequence[Uint32]]) -> list[list[Uint32]]:
+    """Operand A of each block: registers of the first MMA, then of the second."""
     result = []
-    for tile, s_unit in enumerate(s_units):
-        scales = _scales(ptx.shared_load_int(s_unit + num_blocks // 2 * 512 + lane * 4).to(Uint32))
-        result.append([scale * (one + other) for scale, one, other in zip(scales, even[tile], odd[tile], strict=True)])
+    for four in words:
+        for half in range(2):
+            low, high = _decode(four[2 * half]), _decode(four[2 * half + 1])
+            result.append([low[0], high[0], low[1], high[1], low[2], high[2], low[3], high[3]])
     return result
+
+
+def _multiply(
+    tiles: Sequence[Sequence[Sequence[Uint32]]], halves: Sequence[Uint32], lane: Int32
+) -> list[list[Float32]]:
+    """Accumulators of the tiles' fragments. ``halves``: the lane's eight values of x, of block lane / 4, as f16."""
+    even: list[Sequence[Float32]] = [[Float32(0.0)] * 4 for _ in tiles]
+    odd: list[Sequence[Float32]] = [[Float32(0.0)] * 4 for _ in tiles]
+    for block in range(len(tiles[0])):
+        mine = (lane >> 2) == block
+        b = [_or_zero(one, mine) for one in halves]
+        for tile, fragments in enumerate(tiles):
+            # Two chains of MMAs, whose latency is long; both keep the blocks in the same columns.
+            even[tile] = ptx.mma(even[tile], fragments[block][:4], b[:2], operand="f16")
+            odd[tile] = ptx.mma(odd[tile], fragments[block][4:], b[2:], operand="f16")
+    return [[x + y for x, y in zip(one, other, strict=True)] for one, other in zip(even, odd, strict=True)]
+
+
+def _scaled(sums: Sequence[Float32], scales: Sequence[Float32]) -> list[Float32]:
+    return [one * scale for one, scale in zip(sums, scales, strict=True)]
+
+
+def _load_early(g_address: Int64) -> tuple[Uint32, ...]:
+    """16 bytes of the hidden vector, arrived or not."""
+    return inline_ptx(
+        "ld.relaxed.gpu.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[g_address],
+    )
+
+
+def _arrived(g_address: Int64, words: tuple[Uint32, ...]) -> tuple[Uint32, ...]:
+    """``words``, a first reading of ``g_address``, or a later one of which no word is EMPTY."""
+    # Registers of its own: an output may share one with an input that is still needed.
+    checks = " ".join(f"setp.eq.u32 p, w{i}, {EMPTY:#x}; @p bra again;" for i in range(4))
+    enter = " ".join(f"mov.b32 w{i}, {{$r{i + 1}}};" for i in range(4))
+    leave = " ".join(f"mov.b32 {{$w{i}}}, w{i};" for i in range(4))
+    return inline_ptx(
+        "{ .reg .pred p; .reg .b32 w0, w1, w2, w3; " + enter + " bra check; "
+        "again: ld.relaxed.gpu.global.v4.b32 {w0, w1, w2, w3}, [{$r0}]; check: " + checks + " " + leave + " }",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[g_address, *words],
+    )
 
 
 def _sum_columns(sums: list[Float32]) -> tuple[Float32, Float32]:
@@ -240,12 +274,13 @@ class ExpertGemv:
         down: Int64,
         out: Int64,
         hidden: Int64,
-        counter: Int64,
+        phase: Int64,
         rows: Int32,
+        max_rows: Int32,
         num_experts: Int32,
         stream: CUstream,
     ) -> None:
-        self.device(x, ids, weights, gate_up, down, out, hidden, counter, rows, num_experts).launch(
+        self.device(x, ids, weights, gate_up, down, out, hidden, phase, rows, max_rows, num_experts).launch(
             grid=(NUM_BLOCKS, 1, 1),
             block=((NUM_WARPS + 1) * 32, 1, 1),
             smem=self.config.smem_bytes,
@@ -264,8 +299,9 @@ class ExpertGemv:
         down: Int64,
         out: Int64,
         hidden: Int64,
-        counter: Int64,
+        phase: Int64,
         rows: Int32,
+        max_rows: Int32,
         num_experts: Int32,
     ) -> None:
         c = self.config
@@ -277,11 +313,13 @@ class ExpertGemv:
         s_partial = s_ring + NUM_SLOTS * TILE_BYTES
         s_down_partial = s_partial + 2 * c.partial_bytes
         s_full = s_down_partial + 2 * 2 * NUM_WARPS * 16 * 4
-        s_empty = s_full + NUM_SLOTS * 8
+        s_empty = s_full + NUM_SLOTS * PIECES * 8
+        s_phase = s_empty + NUM_SLOTS * 8
 
         if tid == 0:
             for slot in range_constexpr(NUM_SLOTS):
-                _barrier_init(s_full + slot * 8, 1)
+                for piece in range_constexpr(PIECES):
+                    _barrier_init(s_full + (slot * PIECES + piece) * 8, 1)
                 _barrier_init(s_empty + slot * 8, NUM_WARPS)
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
@@ -292,11 +330,25 @@ class ExpertGemv:
             self._stream(ids, gate_up, down, num_experts, rows, block, lane, s_ring, s_full, s_empty)
         else:
             self._gate_up(
-                x, ids, weights, hidden, num_experts, rows, block, warp, lane, s_ring, s_partial, s_full, s_empty
-            )
-            self._grid_barrier(counter, block, warp, lane)
+                x, ids, weights, hidden, phase, num_experts, rows, max_rows, block, warp, lane, s_ring, s_partial,
+                s_full, s_empty, s_phase,
+            )  # fmt: skip
+            # Since the last row's meeting every warp of this block finds the phase in shared memory.
+            turn = ptx.shared_load_int(s_phase)
+            size = max_rows * (TOP_K * c.width * 2)
+            if warp >= K_WARPS:
+                # The other vector was read by the launch before this one, which has ended.
+                g_other = hidden + Int64((1 - turn) * size)
+                first = (block * (NUM_WARPS - K_WARPS) + warp - K_WARPS) * 32 + lane
+                for chunk in cutlass.range(first, size // 16, NUM_BLOCKS * (NUM_WARPS - K_WARPS) * 32, unroll=1):
+                    ptx.store(g_other + Int64(chunk) * 16, [Uint32(EMPTY)] * 4)
             if block < NUM_DOWN_BLOCKS:
-                self._down(hidden, out, rows, block, warp, lane, s_ring, s_down_partial, s_full, s_empty)
+                self._down(
+                    hidden + Int64(turn * size), out, rows, block, warp, lane, s_ring, s_down_partial, s_full, s_empty
+                )
+            # Block 0 has seen the hidden vector whole, so every block has read the phase.
+            if (block == 0) & (tid == 0):
+                ptx.store_int(phase, 1 - turn)
 
     @cute.jit
     def _gate_up(
@@ -305,8 +357,10 @@ class ExpertGemv:
         ids: Int64,
         weights: Int64,
         hidden: Int64,
+        phase: Int64,
         num_experts: Int32,
         rows: Int32,
+        max_rows: Int32,
         block: Int32,
         warp: Int32,
         lane: Int32,
@@ -314,6 +368,7 @@ class ExpertGemv:
         s_partial: Int32,
         s_full: Int32,
         s_empty: Int32,
+        s_phase: Int32,
     ) -> None:
         """First product: an eighth of one expert's tiles, K split over the warps."""
         c = self.config
@@ -325,13 +380,13 @@ class ExpertGemv:
                 bf16 = ptx.load_l2(x + Int64(row * (LATENT * 2) + warp * 512 + lane * 16))
                 halves = [_half_from_bf16(one) for one in bf16]
                 for tile in cutlass.range(c.tiles_per_block, unroll=1):
-                    _barrier_wait(s_full + slot * 8, parity)
-                    s_unit = s_ring + slot * TILE_BYTES + warp * UNIT_BYTES
-                    (sums,) = _multiply_unit([s_unit], 8, halves, lane)
+                    _barrier_wait(s_full + (slot * PIECES + (warp >> 1)) * 8, parity)
+                    words, scales = _read_unit(s_ring + slot * TILE_BYTES + warp * UNIT_BYTES, 8, lane)
                     cute.arch.sync_warp()
                     if lane == 0:
                         _barrier_arrive(s_empty + slot * 8)
-                    low, high = _sum_columns(sums)
+                    (sums,) = _multiply([_fragments(words)], halves, lane)
+                    low, high = _sum_columns(_scaled(sums, scales))
                     if (lane & 3) == 0:
                         s_mine = s_sums + (tile * (K_WARPS * 16) + warp * 16 + (lane >> 2)) * 4
                         ptx.shared_store_float(s_mine, low)
@@ -354,20 +409,24 @@ class ExpertGemv:
                 at = Int64((row * TOP_K + (block >> 3)) * 4)
                 expert = ptx.load_int(ids + at)
                 weight = ptx.load_float(weights + at)
+                turn = ptx.load_int(phase)
+                if lane == 0:
+                    ptx.shared_store_int(s_phase, turn)
                 cute.arch.barrier(barrier_id=1, number_of_threads=NUM_WARPS * 32)
-                if output < c.tiles_per_block * 8:
-                    s_mine = s_sums + ((output >> 3) * (K_WARPS * 16) + (output & 7)) * 4
-                    gate = Float32(0.0)
-                    up = Float32(0.0)
-                    for part in range_constexpr(K_WARPS):
-                        gate = gate + ptx.shared_load_float(s_mine + part * 64)
-                        up = up + ptx.shared_load_float(s_mine + part * 64 + 32)
-                    if (expert < 0) | (expert >= num_experts):
-                        weight = Float32(0.0)
-                    value = _situ_glu(gate * Float32(FROM_DECODED), up * Float32(FROM_DECODED))
-                    pair = ptx.pack_f16(value * weight * Float32(HIDDEN_SCALE), Float32(0.0))
-                    index = row * (TOP_K * c.width) + block * (c.tiles_per_block * 8) + output
-                    _store_global_half(hidden + Int64(index * 2), pair)
+                s_mine = s_sums + (cutlass.min(output >> 3, c.tiles_per_block - 1) * (K_WARPS * 16) + (output & 7)) * 4
+                gate = Float32(0.0)
+                up = Float32(0.0)
+                for part in range_constexpr(K_WARPS):
+                    gate = gate + ptx.shared_load_float(s_mine + part * 64)
+                    up = up + ptx.shared_load_float(s_mine + part * 64 + 32)
+                if (expert < 0) | (expert >= num_experts):
+                    weight = Float32(0.0)
+                value = _situ_glu(gate * Float32(FROM_DECODED), up * Float32(FROM_DECODED))
+                value = value * weight * Float32(HIDDEN_SCALE)
+                pair = ptx.pack_f16(value, cute.arch.shuffle_sync_bfly(value, offset=1))
+                if (output < c.tiles_per_block * 8) & ((lane & 1) == 0):
+                    index = (turn * max_rows + row) * (TOP_K * c.width) + block * (c.tiles_per_block * 8) + output
+                    _publish(hidden + Int64(index * 2), pair)
 
     @cute.jit
     def _stream(
@@ -383,71 +442,52 @@ class ExpertGemv:
         s_full: Int32,
         s_empty: Int32,
     ) -> None:
-        """The producer warp: every copy of this block, in the order in which the other warps use them."""
+        """The producer warp: every copy of this block, in the order in which the other warps use them.
+
+        A slot arrives in eight pieces, one lane each: two units of a gate/up tile, or one expert's w2. A piece that a
+        slot has no use for arrives at once, so that all its barriers keep the same parity.
+        """
         c = self.config
         slot = Int32(0)
         parity = Int32(1)  # a slot that nobody has used yet counts as released
+        piece = lane & (PIECES - 1)
+        s_piece = s_full + piece * 8
         for row in cutlass.range(rows, unroll=1):
             expert = ptx.load_int(ids + Int64((row * TOP_K + (block >> 3)) * 4))
             expert = cutlass.max(cutlass.min(expert, num_experts - 1), 0)
             first = Int64(expert) * (c.width // 8) + Int64((block & 7) * c.tiles_per_block)
+            g_piece = gate_up + first * TILE_BYTES + Int64(piece * PIECE_BYTES)
             for tile in cutlass.range(c.tiles_per_block, unroll=1):
                 _barrier_wait(s_empty + slot * 8, parity)
-                if lane == 0:
-                    _barrier_expect(s_full + slot * 8, TILE_BYTES)
-                    g_tile = gate_up + (first + Int64(tile)) * TILE_BYTES
-                    s_tile = s_ring + slot * TILE_BYTES
-                    for piece in range_constexpr(COPIES):
-                        at = piece * COPY_BYTES
-                        _bulk_copy(s_tile + at, g_tile + at, COPY_BYTES, s_full + slot * 8)
+                if lane < TILE_BYTES // PIECE_BYTES:
+                    _barrier_expect(s_piece + slot * (PIECES * 8), PIECE_BYTES)
+                    s_place = s_ring + slot * TILE_BYTES + piece * PIECE_BYTES
+                    g_place = g_piece + Int64(tile) * TILE_BYTES
+                    _bulk_copy(s_place, g_place, PIECE_BYTES, s_piece + slot * (PIECES * 8))
+                elif lane < PIECES:
+                    _barrier_arrive(s_piece + slot * (PIECES * 8))
                 slot = slot + 1
                 if slot == NUM_SLOTS:
                     slot = Int32(0)
                     parity = parity ^ 1
         if block < NUM_DOWN_BLOCKS:
             for row in cutlass.range(rows, unroll=1):
-                expert = ptx.load_int(ids + Int64((row * TOP_K + (lane & 15)) * 4))
-                expert = cutlass.max(cutlass.min(expert, num_experts - 1), 0)
-                g_expert = down + (Int64(expert) * NUM_DOWN_BLOCKS + Int64(block)) * c.down_bytes
                 for part in cutlass.range(c.down_slots, unroll=1):
+                    place = part * c.experts_per_slot + cutlass.min(piece, c.experts_per_slot - 1)
+                    expert = ptx.load_int(ids + Int64((row * TOP_K + place) * 4))
+                    expert = cutlass.max(cutlass.min(expert, num_experts - 1), 0)
                     _barrier_wait(s_empty + slot * 8, parity)
-                    if lane == 0:
-                        _barrier_expect(s_full + slot * 8, c.experts_per_slot * c.down_bytes)
-                    cute.arch.sync_warp()
-                    place = lane - part * c.experts_per_slot
-                    if (place >= 0) & (place < c.experts_per_slot):
-                        s_expert = s_ring + slot * TILE_BYTES + place * c.down_bytes
-                        _bulk_copy(s_expert, g_expert, c.down_bytes, s_full + slot * 8)
+                    if lane < c.experts_per_slot:
+                        _barrier_expect(s_piece + slot * (PIECES * 8), c.down_bytes)
+                        g_expert = down + (Int64(expert) * NUM_DOWN_BLOCKS + Int64(block)) * c.down_bytes
+                        s_place = s_ring + slot * TILE_BYTES + piece * c.down_bytes
+                        _bulk_copy(s_place, g_expert, c.down_bytes, s_piece + slot * (PIECES * 8))
+                    elif lane < PIECES:
+                        _barrier_arrive(s_piece + slot * (PIECES * 8))
                     slot = slot + 1
                     if slot == NUM_SLOTS:
                         slot = Int32(0)
                         parity = parity ^ 1
-
-    @cute.jit
-    def _grid_barrier(self, counter: Int64, block: Int32, warp: Int32, lane: Int32) -> None:
-        """Every block's part of the hidden vector is written; blocks of the second product wait for all.
-
-        The counter gains 2**31 in all, so its sign flips once the last block has arrived and nothing is left to
-        reset. The two warps that write the hidden vector meet first; one of their threads arrives for the block.
-        """
-        if warp >= K_WARPS:
-            cute.arch.barrier(barrier_id=2, number_of_threads=(NUM_WARPS - K_WARPS) * 32)
-            if (warp == K_WARPS) & (lane == 0):
-                step = Int32(1)
-                if block == 0:
-                    step = Int32(2**31 - (NUM_BLOCKS - 1))
-                old = inline_ptx(
-                    "{ fence.acq_rel.gpu; atom.add.release.gpu.global.u32 {$w0}, [{$r0}], {$r1}; }",
-                    write_only_types=[Int32],
-                    read_only_args=[counter, step],
-                )
-                if block < NUM_DOWN_BLOCKS:
-                    inline_ptx(
-                        "{ .reg .pred same; .reg .b32 now; again: ld.acquire.gpu.global.u32 now, [{$r0}]; "
-                        "xor.b32 now, now, {$r1}; setp.ge.s32 same, now, 0; @same bra again; }",
-                        read_only_args=[counter, old],
-                    )
-        cute.arch.barrier(barrier_id=1, number_of_threads=NUM_WARPS * 32)
 
     @cute.jit
     def _down(
@@ -472,14 +512,17 @@ class ExpertGemv:
         unit = warp & 7  # of the slot's eight (expert, K) units
         in_expert = (unit % c.units_per_expert) * 192
         tile_bytes = c.units_per_expert * DOWN_UNIT_BYTES
-        s_unit = s_ring + (unit // c.units_per_expert) * c.down_bytes + (unit % c.units_per_expert) * DOWN_UNIT_BYTES
+        in_slot = unit // c.units_per_expert  # expert
+        s_unit = s_ring + in_slot * c.down_bytes + (unit % c.units_per_expert) * DOWN_UNIT_BYTES
         for row in cutlass.range(rows, unroll=1):
-            halves = []
+            early = []
+            places = []
             for turn in range_constexpr(c.down_slots // 2):
-                expert = (turn * 2 + side) * c.experts_per_slot + unit // c.units_per_expert
+                expert = (turn * 2 + side) * c.experts_per_slot + in_slot
                 index = (row * TOP_K + expert) * c.width + in_expert
                 # Lanes of blocks 6 and 7, which a unit of this product lacks, read a neighbour's and use none.
-                halves.append(ptx.load_l2(hidden + Int64(index * 2 + cutlass.min(lane, 23) * 16)))
+                places.append(hidden + Int64(index * 2 + cutlass.min(lane, 23) * 16))
+                early.append(_load_early(places[turn]))
             low = [Float32(0.0)] * 4
             high = [Float32(0.0)] * 4
             for turn in range_constexpr(c.down_slots // 2):
@@ -494,11 +537,17 @@ class ExpertGemv:
                 if side == 1:
                     mine = following
                     my_parity = following_parity
-                _barrier_wait(s_full + mine * 8, my_parity)
+                _barrier_wait(s_full + (mine * PIECES + in_slot) * 8, my_parity)
                 s_mine = s_unit + mine * TILE_BYTES
-                one, other = _multiply_unit([s_mine, s_mine + tile_bytes], 6, halves[turn], lane)
-                low = [old + new for old, new in zip(low, one, strict=True)]
-                high = [old + new for old, new in zip(high, other, strict=True)]
+                words, scales = _read_unit(s_mine, 6, lane)
+                other_words, other_scales = _read_unit(s_mine + tile_bytes, 6, lane)
+                # One tile is decoded before the hidden vector is asked for, which may still be on its way.
+                fragments = _fragments(words)
+                halves = _arrived(places[turn], early[turn])
+                cute.arch.sync_warp()
+                one, other = _multiply([fragments, _fragments(other_words)], halves, lane)
+                low = [old + new for old, new in zip(low, _scaled(one, scales), strict=True)]
+                high = [old + new for old, new in zip(high, _scaled(other, other_scales), strict=True)]
                 cute.arch.sync_warp()
                 if lane == 0:
                     _barrier_arrive(s_empty + slot * 8)
@@ -531,8 +580,8 @@ class ExpertGemv:
 
 
 def compile_experts(configuration: ExpertConfiguration) -> Any:
-    """The kernel as a callable ``(x, ids, weights, gate_up, down, out, hidden, counter, rows, num_experts, stream)``
-    of addresses, two integers and a CUstream; needs no GPU.
+    """The kernel as a callable ``(x, ids, weights, gate_up, down, out, hidden, phase, rows, max_rows, num_experts,
+    stream)`` of addresses, three integers and a CUstream; needs no GPU.
     """
     zero = Int64(0)
-    return cute.compile(ExpertGemv(configuration), *[zero] * 8, Int32(1), Int32(1), CUstream(0))
+    return cute.compile(ExpertGemv(configuration), *[zero] * 8, Int32(1), Int32(1), Int32(1), CUstream(0))

@@ -65,8 +65,8 @@ def pack_experts(experts: Experts) -> PackedExperts:
 class ExpertWorkspace:
     """What one launch keeps in memory between its two products. Not shared by launches that may overlap."""
 
-    hidden: torch.Tensor  # [max rows, 16, W] fp16
-    counter: torch.Tensor  # [1] int32; zero at first, left ready for the next launch by each
+    hidden: torch.Tensor  # [2, max rows, 16, W] fp16; all ones bits, until written and once read
+    phase: torch.Tensor  # [1] int32: the vector that the next launch writes
 
     @classmethod
     def allocate(cls, packed: PackedExperts, *, max_rows: int = MAX_ROWS) -> ExpertWorkspace:
@@ -76,8 +76,10 @@ class ExpertWorkspace:
         check_one_of("max_rows", max_rows, range(1, MAX_ROWS + 1))
         device = packed.gate_up.device
         return cls(
-            hidden=torch.zeros((max_rows, TOP_K, packed.width), dtype=torch.float16, device=device),
-            counter=torch.zeros(1, dtype=torch.int32, device=device),
+            hidden=torch.full((2, max_rows, TOP_K, packed.width), -1, dtype=torch.int16, device=device).view(
+                torch.float16
+            ),
+            phase=torch.zeros(1, dtype=torch.int32, device=device),
         )
 
 
@@ -110,10 +112,11 @@ def expert_gemv(
     down_shape = (count, LATENT // 32, width // 192 * 2 * DOWN_UNIT_BYTES)
     check_tensor("packed.down", packed.down, dtypes=(torch.uint8,), shape=down_shape, like=x)
     check_tensor("out", out, dtypes=(torch.bfloat16, torch.float32), shape=(rows, LATENT), like=x)
-    check_tensor("workspace.hidden", workspace.hidden, dtypes=(torch.float16,), shape=(None, TOP_K, width), like=x)
-    if workspace.hidden.shape[0] < rows:
-        raise refuse("rows of workspace", workspace.hidden.shape[0], f"at least {rows}, the rows of x")
-    check_tensor("workspace.counter", workspace.counter, dtypes=(torch.int32,), shape=(1,), like=x)
+    check_tensor("workspace.hidden", workspace.hidden, dtypes=(torch.float16,), shape=(2, None, TOP_K, width), like=x)
+    max_rows = workspace.hidden.shape[1]
+    if max_rows < rows:
+        raise refuse("rows of workspace", max_rows, f"at least {rows}, the rows of x")
+    check_tensor("workspace.phase", workspace.phase, dtypes=(torch.int32,), shape=(1,), like=x)
     check_on_gpu("x", x)
     num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
     if num_sms < NUM_BLOCKS:
@@ -134,8 +137,9 @@ def expert_gemv(
         packed.down.data_ptr(),
         out.data_ptr(),
         workspace.hidden.data_ptr(),
-        workspace.counter.data_ptr(),
+        workspace.phase.data_ptr(),
         rows,
+        max_rows,
         count,
         CUstream(torch.cuda.current_stream(x.device).cuda_stream),
     )

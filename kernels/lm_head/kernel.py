@@ -1,23 +1,27 @@
 """One rank's share of the LM head, and the largest k of its logits, in one launch.
 
 What it computes
-    mX [B, D] bf16 times mWeight [N, D] bf16 -> mLogits [B, N] fp32, and per row the k largest (falling; equal logits by
-    rising id, NaN as -infinity) as mTop [B, k] fp32 and mIds [B, k] int32 with the rank's first id added. Candidates of
-    all ranks, merged, are the exact top k of the vocabulary; only they need to travel.
+    mX [B, D] bf16 times mWeight [N, D] bf16 -> mLogits [B, N] fp32, and per row the k largest (falling; equal logits
+    by rising id, NaN as -infinity) as mTop [B, k] fp32 and mIds [B, k] int32 with the rank's first id added.
+    Candidates of all ranks, merged, are the exact top k of the vocabulary; only they need to travel.
 
 How data moves
-    Two blocks an SM walk tiles of 16 vocabulary rows. A warp owns an eighth of D and keeps seven 32-wide blocks of its
-    16 rows on the way, straight into the registers of operand A of mma.sync m16n8k16 (any order of D serves both
+    At most two blocks an SM walk tiles of 16 vocabulary rows. A warp owns an eighth of D and keeps seven 32-wide blocks
+    of its 16 rows on the way, straight into the registers of operand A of mma.sync m16n8k16 (any order of D serves both
     operands, so 16 contiguous bytes of a row are a thread's share of two products). The ring runs on over the end of a
     tile. x is operand B, from L1: 14 KB a row. The eight warps' sums meet in shared memory, two buffers in turn, one
     barrier a tile.
 
 Top k
-    The last block to finish reads the logits back from L2. Keys are 64 bits, logit and inverted id, so no two are
-    equal. A thread takes every 256th group of four and finds its largest; the k-th largest of those 256 is a bound that
-    at least k keys reach, and only k threads hold any that do, so the list of survivors is bounded by k x N / 256
-    whatever the logits are. Survivors are ranked by counting. Rows follow one another: 8 us each (H200, 2026-11-29), so
-    at 16 rows the selection (128 us) outlasts the products (50 us).
+    Every block counts itself done; the first B blocks wait until all are, and each takes one row (the last to leave
+    resets the count). They hold B slots of the GPU while they wait, the others need none of them. Keys are 64 bits,
+    logit and inverted id, so no two are equal. A thread takes every 256th group of four and finds its largest; the k-th
+    largest of those 256 is a bound that at least k keys reach, and only k threads hold any that do, so the list of
+    survivors is bounded by k x N / 256 whatever the logits are. Survivors are ranked by counting. One last block for
+    all rows lost: 8 us a row, 178 instead of 50 us at 16 rows (H200, 2026-11-29).
+
+Where it stands
+    Not yet run on a GPU in this form (rows side by side, logits kept in registers between the two looks).
 
 Limits
     D a multiple of 1792, N a multiple of 16 between 1024 and 20480, B at most 16, k at most 64.
@@ -44,7 +48,7 @@ RING = 7
 
 @dataclass(frozen=True, kw_only=True)
 class LmHeadConfiguration:
-    """``k`` 0: logits only. ``num_blocks``: two an SM."""
+    """``k`` 0: logits only. ``num_blocks``: at most two an SM, such that tiles divide evenly."""
 
     rows: int
     depth: int
@@ -114,7 +118,7 @@ def _lm_head(
     mLogits: Int64,
     mTop: Int64,
     mIds: Int64,
-    mCounter: Int64,
+    mCounters: Int64,
     first_id: Int32,
     configuration: cutlass.Constexpr,
 ) -> None:
@@ -188,16 +192,27 @@ def _lm_head(
         sCount = Int32(allocator.allocate(8, 8).toint())
         cute.arch.sync_threads()
         if tid == 0:
-            ptx.shared_store_int(sCount, ptx.count_wrapping(mCounter, Int32(num_blocks - 1)))
-        cute.arch.sync_threads()
-        if ptx.shared_load_int(sCount) == num_blocks - 1:
-            for row in cutlass.range(rows, unroll=1):
-                _top_k(
-                    mLogits + Int64(row) * (num_outputs * 4),
-                    mTop + Int64(row) * (k * 4),
-                    mIds + Int64(row) * (k * 4),
-                    sKeys, sSurvivors, sBound, sCount, first_id, tid, configuration,
-                )  # fmt: skip
+            ptx.inline_ptx("red.release.gpu.global.add.u32 [{$r0}], 1;", read_only_args=[mCounters])
+        if block < rows:
+            if tid == 0:
+                ptx.shared_store_int(sCount, Int32(0))
+                arrived = Int32(0)
+                while arrived < num_blocks:
+                    arrived = ptx.inline_ptx(
+                        "ld.acquire.gpu.global.u32 {$w0}, [{$r0}];",
+                        write_only_types=[Int32],
+                        read_only_args=[mCounters],
+                    )
+            cute.arch.sync_threads()
+            _top_k(
+                mLogits + Int64(block) * (num_outputs * 4),
+                mTop + Int64(block) * (k * 4),
+                mIds + Int64(block) * (k * 4),
+                sKeys, sSurvivors, sBound, sCount, first_id, tid, configuration,
+            )  # fmt: skip
+            if tid == 0:  # noqa: SIM102 - `and` would count in every thread
+                if ptx.count_wrapping(mCounters + 4, Int32(rows - 1)) == rows - 1:
+                    ptx.store_int(mCounters, Int32(0))
 
 
 @cute.jit
@@ -214,17 +229,20 @@ def _top_k(
     configuration: cutlass.Constexpr,
 ) -> None:
     """One block: the k largest of one row."""
-    k, num_groups = configuration.k, configuration.num_outputs // 4
-    cute.arch.sync_threads()
-    if tid == 0:
-        ptx.shared_store_int(sCount, Int32(0))
-    largest = Int64(-(2**63))
-    for turn in cutlass.range(configuration.groups_per_thread, unroll=4):
+    k, num_groups, groups = configuration.k, configuration.num_outputs // 4, configuration.groups_per_thread
+    rLogits = cute.make_rmem_tensor((4 * groups,), Uint32)
+    rLogits.fill(Uint32(0x7FC00000))  # NaN: below every key of a logit but another NaN's, and those have lower indices
+    for turn in range_constexpr(groups):
         at = turn * THREADS + tid
         if at < num_groups:
             words = ptx.load_l2(mLogits + Int64(at) * 16)
             for i in range_constexpr(4):
-                largest = cutlass.max(largest, _key(ptx.bits_as_float(words[i]), at * 4 + i))
+                rLogits[4 * turn + i] = words[i]
+    largest = Int64(-(2**63))
+    for turn in range_constexpr(groups):
+        for i in range_constexpr(4):
+            key = _key(ptx.bits_as_float(rLogits[4 * turn + i]), 4 * (turn * THREADS + tid) + i)
+            largest = cutlass.max(largest, key)
     _store_key(sKeys + tid * 8, largest)
     cute.arch.sync_threads()
     if _count_greater(sKeys, Int32(THREADS), largest) == k - 1:
@@ -232,19 +250,14 @@ def _top_k(
     cute.arch.sync_threads()
     bound = _shared_key(sBound)
     if largest >= bound:
-        for turn in cutlass.range(configuration.groups_per_thread, unroll=4):
-            at = turn * THREADS + tid
-            if at < num_groups:
-                words = ptx.load_l2(mLogits + Int64(at) * 16)
-                for i in range_constexpr(4):
-                    key = _key(ptx.bits_as_float(words[i]), at * 4 + i)
-                    if key >= bound:
-                        place = ptx.inline_ptx(
-                            "atom.shared.add.u32 {$w0}, [{$r0}], 1;",
-                            write_only_types=[Int32],
-                            read_only_args=[sCount],
-                        )
-                        _store_key(sSurvivors + place * 8, key)
+        for turn in range_constexpr(groups):
+            for i in range_constexpr(4):
+                key = _key(ptx.bits_as_float(rLogits[4 * turn + i]), 4 * (turn * THREADS + tid) + i)
+                if key >= bound:
+                    place = ptx.inline_ptx(
+                        "atom.shared.add.u32 {$w0}, [{$r0}], 1;", write_only_types=[Int32], read_only_args=[sCount]
+                    )
+                    _store_key(sSurvivors + place * 8, key)
     cute.arch.sync_threads()
     count = ptx.shared_load_int(sCount)
     for one in cutlass.range(tid, count, THREADS, unroll=1):
@@ -265,11 +278,11 @@ def compile_lm_head(configuration: LmHeadConfiguration) -> Any:
         mLogits: Int64,
         mTop: Int64,
         mIds: Int64,
-        mCounter: Int64,
+        mCounters: Int64,
         first_id: Int32,
         stream: CUstream,
     ) -> None:
-        _lm_head(mX, mWeight, mLogits, mTop, mIds, mCounter, first_id, configuration).launch(
+        _lm_head(mX, mWeight, mLogits, mTop, mIds, mCounters, first_id, configuration).launch(
             grid=[configuration.num_blocks, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
         )
 

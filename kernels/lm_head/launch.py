@@ -1,6 +1,6 @@
 """Public call of the LM head shard with its local top-k.
 
-    lm_head(x, weight, logits, top, ids, counter, first_id=rank * weight.shape[0])
+    lm_head(x, weight, logits, top, ids, counters, first_id=rank * weight.shape[0])
 
 The first call of a configuration compiles: make it before a graph capture.
 """
@@ -27,7 +27,8 @@ def _num_blocks(device_index: int, num_outputs: int) -> int:
     import torch
 
     num_sms = int(torch.cuda.get_device_properties(device_index).multi_processor_count)
-    return min(2 * num_sms, num_outputs // 16)
+    tiles = num_outputs // 16
+    return -(-tiles // -(-tiles // (2 * num_sms)))
 
 
 @cache
@@ -45,13 +46,13 @@ def lm_head(
     logits: torch.Tensor,
     top: torch.Tensor | None = None,
     ids: torch.Tensor | None = None,
-    counter: torch.Tensor | None = None,
+    counters: torch.Tensor | None = None,
     *,
     first_id: int = 0,
 ) -> torch.Tensor:
     """``logits [B, N]`` fp32 = ``x [B, D]`` bf16 times ``weight [N, D]`` bf16, transposed; returns ``logits``.
 
-    With ``top [B, k]`` fp32, ``ids [B, k]`` int32 and ``counter [1]`` int32 (zero; zero again afterwards): also the k
+    With ``top [B, k]`` fp32, ``ids [B, k]`` int32 and ``counters [2]`` int32 (zero; zero again afterwards): also the k
     largest of each row in falling order, equal ones by rising id, ids counted from ``first_id``; k up to 64. 1 <= B <=
     16, D a multiple of 1792, N a multiple of 16 between 1024 and 20480. ``weight`` is read before the kernel waits for
     the launch before it. Raises UserError before any launch.
@@ -74,7 +75,7 @@ def lm_head(
         check_tensor("top", top, dtypes=(torch.float32,), shape=(rows, None), like=weight, alignment_bytes=4)
         k = top.shape[1]
         check_one_of("top.shape[1]", k, range(1, MAX_CANDIDATES + 1))
-        for name, tensor, shape in (("ids", ids, (rows, k)), ("counter", counter, (1,))):
+        for name, tensor, shape in (("ids", ids, (rows, k)), ("counters", counters, (2,))):
             if tensor is None:
                 raise refuse(name, None, "a tensor wherever top is given")
             check_tensor(name, tensor, dtypes=(torch.int32,), shape=shape, like=weight, alignment_bytes=4)
@@ -83,7 +84,7 @@ def lm_head(
         x.data_ptr(),
         weight.data_ptr(),
         logits.data_ptr(),
-        *(0 if one is None else one.data_ptr() for one in (top, ids, counter)),
+        *(0 if one is None else one.data_ptr() for one in (top, ids, counters)),
         first_id,
         CUstream(torch.cuda.current_stream(weight.device).cuda_stream),
     )

@@ -7,19 +7,24 @@ What it computes
     neutral element of ``lse_merge``, so the same launch serves a rank's share of a context.
 
 How data moves
-    Blocks of a cluster of eight, and clusters, take pages in turn. The copy engine brings a page row by row into a
-    ring (each row its own bulk copy, because the rows are padded in shared memory: 608 B for e4m3, 1184 B for bf16,
-    strides that make every fragment load below free of bank conflicts). A byte of the cache is read from shared memory
-    twice and converted in registers; it is never written back in another format, which is what lets a block keep up:
-    an e4m3 to bf16 tile in shared memory would cost 4.5 KB of shared-memory traffic a token, twice the time of HBM.
+    Blocks of a cluster of eight, and clusters, take pages in turn. cp.async brings a page into a ring, each warp the
+    eight rows that it will score itself, so that scores wait for no other warp. Rows are padded in shared memory (608
+    B for e4m3, 1184 B for bf16), which makes every fragment load below free of bank conflicts. Bulk copies lost: the
+    padding needs one a row, the instruction takes uniform operands, so a warp issues its lanes' copies one by one (64
+    by one warp: 100 us at 128k tokens, 16 clusters; 8 by each of eight: 64 us; H200, 2026-11-29). A byte of the
+    cache is read from shared memory twice and converted in registers; it is never written back in another format,
+    which is what lets a block keep up: an e4m3 to bf16 tile in shared memory would cost 4.5 KB of shared-memory
+    traffic a token, twice the time of HBM.
 
     Scores: a warp takes 8 tokens of the page as the n8 of mma.sync m16n8k16, 16 heads as m16, and holds the query as
     operand A in registers (128 of them; the last steps read it from shared memory). The order of the 576 dimensions
     inside the products is free, so a thread takes 16 contiguous bytes of its token. Row maxima meet in shared memory;
-    probabilities go there in the order in which operand A of the second product wants them. Output: a warp takes 64
-    of the 512 dimensions for all 64 tokens. Operand B needs pairs of tokens in one register: byte permutes do the
-    transposition that ldmatrix cannot do on bytes. e4m3 is exact in f16, so that form multiplies in f16 (queries
-    beyond 65504 would overflow); the bf16 form multiplies in bf16.
+    probabilities go there in the order in which operand A of the second product wants them. The next page's scores
+    are computed right after this page's output products, with no barrier between: either would leave the tensor cores
+    idle for its latency (0.95 us a page one after the other, without copies). Output: a warp takes 64 of the 512
+    dimensions for all 64 tokens. Operand B needs pairs of tokens in one register: byte permutes do the transposition
+    that ldmatrix cannot do on bytes. e4m3 is exact in f16, so that form multiplies in f16 (queries beyond 65504 would
+    overflow); the bf16 form multiplies in bf16.
 
 Merge
     Warp w of each block owns dimensions 64 w to 64 w + 63 and stores them into block w of the cluster, so one cluster
@@ -27,12 +32,9 @@ Merge
     workspace and counts; of the blocks with the same slice the last one merges them. The counter wraps to zero by
     itself (replay needs no host). Merging all splits in one last block would let one SM read 3 MB at 8k tokens: 28 us.
 
-Where it stands (H200, 2026-11-29; h200.json beside this file)
-    12 heads, e4m3: 8k tokens 9.1 us, 128k tokens 36.2 us, which is 45 % of the bandwidth that plain reads reach
-    there. The time goes with the pages of a block, not with bytes in flight: 8 clusters 56.7, 12 41.6, 15 36.2 us,
-    1.4 us a page; up to four pages a block, which are all requested before the loop, take 0.95 us each. So issuing
-    the next page's copies inside the loop costs about 0.4 us (uniform operands: eight one by one in every warp), and
-    the rest is latency of one page's chain of products, maxima, probabilities, products, with nothing beside it.
+Where it stands
+    Not yet run on a GPU in this form. The form before it (one page after the other, copies by the copy engine) is
+    checked: 8k tokens 9.1 us, 128k tokens 36.2 us (H200, 2026-11-29; h200.json beside this file).
 
 Limits
     Heads in tiles of 16 (6 and 12 pad to one; tiles of more heads share the cache through L2). Context length is not
@@ -120,8 +122,7 @@ class _Shared:
         self.maxima = self.probabilities + HEAD_TILE * P_STRIDE  # [head, warp] fp32
         self.sums = self.maxima + HEAD_TILE * WARPS * 4  # [head, warp] fp32
         self.query = self.sums + HEAD_TILE * WARPS * 4  # [step, lane] operand A
-        self.barriers = self.query + configuration.shared_query_steps * 32 * 16
-        self.flag = self.barriers + 8 * configuration.stages
+        self.flag = self.query + configuration.shared_query_steps * 32 * 16
         self.total = self.flag + 16
         assert self.total <= SHARED_BYTES
 
@@ -184,27 +185,55 @@ def _request(
     warp: Int32,
     lane: Int32,
     sBase: Int32,
-    sBarriers: Int32,
     mCache: Int64,
     page_bytes: Int64,
     configuration: cutlass.Constexpr,
 ) -> None:
-    """Every warp: start the copies of eight rows of one of this block's tiles, a row a lane.
+    """Every warp: start the copies of its eight rows of one of this block's tiles; rows without a token become 0."""
+    row_bytes, row_units = configuration.row_bytes, configuration.row_bytes // 16
+    pad = configuration.row_stride - row_bytes
+    first = warp * (TILE_TOKENS // WARPS)
+    left = num_tokens - (block + tile * (configuration.clusters * CLUSTER)) * TILE_TOKENS - first
+    page = cute.arch.shuffle_sync(rPage[0], tile % 32)
+    gRows = mCache + Int64(page) * page_bytes + first * row_bytes + lane * 16
+    sRows = (
+        sBase + (tile % configuration.stages) * configuration.stage_bytes + first * configuration.row_stride + lane * 16
+    )
+    for at in range_constexpr(TILE_TOKENS // WARPS * row_units // 32):
+        row = (lane + 32 * at) // row_units
+        # A row past the end may hold anything, and 0 x NaN would reach the output.
+        ptx.copy_async_or_zero(sRows + row * pad + at * 512, gRows + at * 512, Int32(16) if row < left else Int32(0))
 
-    The copy instruction takes uniform operands, so a warp issues its lanes' copies one by one: 64 by one warp would
-    hold up the whole block.
-    """
-    splits = configuration.clusters * CLUSTER
-    row_bytes, row_stride = configuration.row_bytes, configuration.row_stride
-    stage = tile % configuration.stages
-    valid = cutlass.min(num_tokens - (block + tile * splits) * TILE_TOKENS, Int32(TILE_TOKENS))
-    gPage = mCache + Int64(cute.arch.shuffle_sync(rPage[0], tile % 32)) * page_bytes
-    sStage = sBase + stage * configuration.stage_bytes
-    if (warp == 0) & (lane == 0):
-        ptx.barrier_expect(sBarriers + 8 * stage, valid * row_bytes)
-    token = warp * (TILE_TOKENS // WARPS) + lane
-    if (lane < TILE_TOKENS // WARPS) & (token < valid):
-        ptx.bulk_copy(sStage + token * row_stride, gPage + token * row_bytes, Int32(row_bytes), sBarriers + 8 * stage)
+
+@cute.jit
+def _score(
+    rScore: cute.Tensor,
+    rQuery: cute.Tensor,
+    sQuery: Int32,
+    sKey: Int32,
+    first_token: Int32,
+    valid: Int32,
+    configuration: cutlass.Constexpr,
+) -> None:
+    """Scores in base-2 units: even and odd column of head ``group``, then of ``group + 8``; -infinity past the end."""
+    fp8 = configuration.fp8
+    first_shared = K_STEPS - configuration.shared_query_steps
+    # Four chains, because one would wait for every product before it.
+    chains = [[Float32(0.0)] * 4 for _ in range(4)]
+    for at in range_constexpr(configuration.row_bytes // 64):
+        words = ptx.shared_load4(sKey + at * 64)
+        for part in range_constexpr(4 if fp8 else 2):
+            step = at * (4 if fp8 else 2) + part
+            fragment = ptx.e4m3x4_to_f16(words[part]) if fp8 else (words[2 * part], words[2 * part + 1])
+            query = (
+                [rQuery[4 * step + i] for i in range(4)]
+                if step < first_shared
+                else ptx.shared_load4(sQuery + (step - first_shared) * 512)
+            )
+            chains[step % 4] = ptx.mma(chains[step % 4], query, fragment, operand="f16" if fp8 else "bf16")
+    for i in range_constexpr(4):
+        score = ((chains[0][i] + chains[1][i]) + (chains[2][i] + chains[3][i])) * Float32(SCALE_LOG2)
+        rScore[i] = score if first_token + 2 * (i % 2) < valid else -Float32.inf
 
 
 @cute.kernel
@@ -236,13 +265,7 @@ def _mla_decode(
     rank, cluster = block % CLUSTER, block // CLUSTER
     splits = clusters * CLUSTER
     sBase = Int32(cutlass.memory.SmemAllocator().allocate(shared.total, 128).toint())
-    sBarriers = sBase + shared.barriers
 
-    if tid == 0:
-        for stage in range_constexpr(stages):
-            ptx.barrier_init(sBarriers + 8 * stage, 1)
-        ptx.barrier_init_fence()
-    cute.arch.sync_threads()
     ptx.cluster_arrive()  # answered before the first store to a peer
     cute.arch.griddepcontrol_launch_dependents()
     if const_expr(not configuration.settled_cache):
@@ -257,7 +280,7 @@ def _mla_decode(
 
     num_tiles = (num_tokens + TILE_TOKENS - 1) // TILE_TOKENS
     my_tiles = (num_tiles - block + splits - 1) // splits
-    copies = (num_tokens, block, warp, lane, sBase, sBarriers, mCache, page_bytes)
+    copies = (num_tokens, block, warp, lane, sBase, mCache, page_bytes)
     newest = (num_tiles - 1 - block) // splits  # this block's tile number of the newest page, if it is its own
     owns_newest = (num_tiles - 1 - block) % splits == 0
     for tile in range_constexpr(stages):
@@ -266,11 +289,12 @@ def _mla_decode(
             first = first & ((not owns_newest) | (tile != newest))
         if first:
             _request(rPage, Int32(tile), *copies, configuration)
+        cute.arch.cp_async_commit_group()
     if const_expr(configuration.settled_cache):
         cute.arch.griddepcontrol_wait()
         if owns_newest & (newest >= 0) & (newest < stages):
-            ptx.inline_ptx("fence.proxy.async.global;")
             _request(rPage, newest, *copies, configuration)
+            cute.arch.cp_async_commit_group()
 
     # Operand A of the scores: this thread's dimensions of heads ``group`` and ``group + 8``.
     rQuery = cute.make_rmem_tensor((K_STEPS * 4,), Uint32)
@@ -295,8 +319,8 @@ def _mla_decode(
                         rQuery[4 * step + 2 * (word % 2) + half] = words[word]
 
     sQuery = sBase + shared.query + lane * 16
-    first_shared = K_STEPS - configuration.shared_query_steps
     if warp == 0:
+        first_shared = K_STEPS - configuration.shared_query_steps
         for step in range_constexpr(configuration.shared_query_steps):
             ptx.shared_store4(sQuery + step * 512, [rQuery[4 * (first_shared + step) + i] for i in range(4)])
     cute.arch.sync_threads()
@@ -317,38 +341,20 @@ def _mla_decode(
     sScore = sProbabilities + group * P_STRIDE + 2 * (16 * (warp // 2) + 4 * (quad & 1) + 2 * (warp % 2) + quad // 2)
     sMaxima = sBase + shared.maxima + group * (4 * WARPS)
 
-    for tile in cutlass.range(my_tiles, unroll=1):
-        stage = tile % stages
-        valid = num_tokens - (block + tile * splits) * TILE_TOKENS
-        sStage = stage * stage_bytes
-        ptx.barrier_wait(sBarriers + 8 * stage, (tile // stages) & 1)
-        if valid < TILE_TOKENS:  # noqa: SIM102 - the same for the whole block, the inner one is not
-            # Rows that were not copied hold what an earlier page left; 0 x NaN would reach the output.
-            if tid // 4 >= valid:
-                for at in range_constexpr(row_bytes // 64):
-                    ptx.shared_store4(
-                        sBase + sStage + (tid // 4) * row_stride + (tid % 4) * 16 + at * 64, [Uint32(0)] * 4
-                    )
+    # A warp scores the rows that it copied itself: its own copies and a warp barrier are all that it waits for.
+    rScore = cute.make_rmem_tensor((4,), Float32)
+    rScore.fill(0.0)
+    if my_tiles > 0:
+        if my_tiles == 1:
+            cute.arch.cp_async_wait_group(0)
+        else:
+            cute.arch.cp_async_wait_group(stages - 1)
+        cute.arch.sync_warp()
+        _score(rScore, rQuery, sQuery, sKey, score_token, num_tokens - block * TILE_TOKENS, configuration)
 
-        # Scores of this warp's eight tokens; four chains, because one would wait for every product before it.
-        chains = [[Float32(0.0)] * 4 for _ in range(4)]
-        for at in range_constexpr(row_bytes // 64):
-            words = ptx.shared_load4(sKey + sStage + at * 64)
-            for part in range_constexpr(4 if fp8 else 2):
-                step = at * (4 if fp8 else 2) + part
-                fragment = ptx.e4m3x4_to_f16(words[part]) if fp8 else (words[2 * part], words[2 * part + 1])
-                query = (
-                    [rQuery[4 * step + i] for i in range(4)]
-                    if step < first_shared
-                    else ptx.shared_load4(sQuery + (step - first_shared) * 512)
-                )
-                chains[step % 4] = ptx.mma(chains[step % 4], query, fragment, operand=operand)
-        scores = [
-            ((chains[0][i] + chains[1][i]) + (chains[2][i] + chains[3][i])) * Float32(SCALE_LOG2) for i in range(4)
-        ]
-        for i in range_constexpr(4):
-            token = score_token + 2 * (i % 2)
-            scores[i] = scores[i] if token < valid else -Float32.inf
+    for tile in cutlass.range(my_tiles, unroll=1):
+        sStage = (tile % stages) * stage_bytes
+        scores = [rScore[i] for i in range(4)]
         largest = [_quad_maximum(ptx.maximum(scores[2 * half], scores[2 * half + 1])) for half in range(2)]
         if quad == 0:
             for half in range_constexpr(2):
@@ -362,6 +368,8 @@ def _mla_decode(
                 if following + lane < my_tiles:
                     rPage[0] = ptx.load_int(mMyPages + Int64((following + lane) * splits) * 4)
             _request(rPage, following, *copies, configuration)
+        if tile > 0:
+            cute.arch.cp_async_commit_group()
 
         decay = []
         for half in range_constexpr(2):
@@ -391,6 +399,24 @@ def _mla_decode(
                 )
                 for i in range_constexpr(4):
                     rOut[4 * n + i] = sums[i]
+
+        # The next tile's scores, in the shadow of these products: no barrier lies between.
+        coming = tile + 1
+        if coming < my_tiles:
+            if coming == my_tiles - 1:
+                cute.arch.cp_async_wait_group(0)  # the newest page may have been requested after empty groups
+            else:
+                cute.arch.cp_async_wait_group(stages - 2)
+            cute.arch.sync_warp()
+            _score(
+                rScore,
+                rQuery,
+                sQuery,
+                sKey + (coming % stages) * stage_bytes,
+                score_token,
+                num_tokens - (block + coming * splits) * TILE_TOKENS,
+                configuration,
+            )
 
     # Sums of this block over its warps; the maxima are the same in all of them.
     sSums = sBase + shared.sums + group * (4 * WARPS)

@@ -36,7 +36,7 @@ def test_merged_candidates_are_the_top_k_of_the_whole_vocabulary() -> None:
         ({"x": torch.zeros(1, 1792)}, "x: got torch.float32"),
         ({"top": torch.zeros(1, 65)}, r"top.shape\[1\]: got 65, accepted: 1 to 64"),
         ({"ids": torch.zeros(1, 8, dtype=torch.int64)}, "ids: got torch.int64"),
-        ({"counter": None}, "counter: got None"),
+        ({"counters": None}, "counters: got None"),
     ],
 )
 def test_what_cannot_be_honoured_is_named(change, named) -> None:  # type: ignore[no-untyped-def]
@@ -46,7 +46,7 @@ def test_what_cannot_be_honoured_is_named(change, named) -> None:  # type: ignor
         "logits": torch.zeros(1, 1024),
         "top": torch.zeros(1, 8),
         "ids": torch.zeros(1, 8, dtype=torch.int32),
-        "counter": torch.zeros(1, dtype=torch.int32),
+        "counters": torch.zeros(2, dtype=torch.int32),
     }
     with pytest.raises(UserError, match=named):
         launch.lm_head(**{**arguments, **change})
@@ -67,8 +67,8 @@ def test_kernel_against_reference(rows, num_outputs, k) -> None:  # type: ignore
     logits = torch.full((rows, num_outputs), math.nan, device="cuda")
     top = torch.full((rows, k), math.nan, device="cuda")
     ids = torch.full((rows, k), -1, dtype=torch.int32, device="cuda")
-    counter = torch.zeros(1, dtype=torch.int32, device="cuda")
-    launch.lm_head(x, weight, logits, top, ids, counter, first_id=5 * num_outputs)
+    counters = torch.zeros(2, dtype=torch.int32, device="cuda")
+    launch.lm_head(x, weight, logits, top, ids, counters, first_id=5 * num_outputs)
     finite = [row for row in range(rows) if row != 2]
     assert (verdict := compare(logits[finite], reference.logits(x, weight)[finite], "fp32_sum")), verdict
     expected = reference.top_k(logits, k, first_id=5 * num_outputs)
@@ -76,9 +76,9 @@ def test_kernel_against_reference(rows, num_outputs, k) -> None:  # type: ignore
     first = ids.clone(), top.clone()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        launch.lm_head(x, weight, logits, top, ids, counter, first_id=5 * num_outputs)
+        launch.lm_head(x, weight, logits, top, ids, counters, first_id=5 * num_outputs)
     ids.fill_(-1)
     for _ in range(1000):
         graph.replay()
     torch.cuda.synchronize()
-    assert torch.equal(ids, first[0]) and torch.equal(top, first[1]) and not counter.any()
+    assert torch.equal(ids, first[0]) and torch.equal(top, first[1]) and not counters.any()
