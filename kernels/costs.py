@@ -48,6 +48,7 @@ COSTS: Mapping[str, CostFunction] = {
     "latent_tail.send": latent_tail.send,
     "latent_tail.up_after_sum": latent_tail.up_after_sum,
     "lm_head.logits": lm_head.logits,
+    "lm_head.select": lm_head.select,
     "lm_head.top_k": lm_head.top_k,
     "mla_decode.fused": mla_decode.fused,
     "mla_decode.lift_gate": mla_decode.lift_gate,

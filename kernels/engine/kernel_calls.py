@@ -439,19 +439,7 @@ def prefetch(rank: Rank, call: Call) -> None:
 
 
 def local_top(rank: Rank, call: Call) -> None:
-    import torch
-
-    weight = rank.weight(call.layer, "lm_head")
-    counter = _kept(rank, "lm_head", lambda: torch.zeros(1, dtype=torch.int32, device=rank.device))
-    lm_head.lm_head(
-        rank.buffers["x"],
-        weight,
-        rank.buffers["head.logits"],
-        rank.exchange.top,
-        rank.exchange.ids,
-        counter,
-        first_id=rank.first_token,
-    )
+    lm_head.top_k(rank.buffers["head.logits"], rank.exchange.top, rank.exchange.ids, first_id=rank.first_token)
 
 
 def sample(rank: Rank, call: Call) -> Iterator[None]:
@@ -544,7 +532,8 @@ KERNEL_CALLS: dict[str, CallFunction] = {
     "head.attn_res/attn_res.combine": combine,
     "head.attn_res/attn_res.consume": consume,
     "head.lm_head/cublas.gemm": gemm,
-    "head.lm_head/lm_head.top_k": local_top,
+    "head.lm_head/skinny_gemv.ring": skinny,
+    "head.top_k/lm_head.select": local_top,
     "head.logits/unfused.gather": gather_logits,
     "head.sample/unfused.argmax": argmax,
     "head.sample/unfused.sample": sample,

@@ -378,7 +378,6 @@ def tail_collect(rank: Rank, call: Call) -> None:
 
 
 def local_top(rank: Rank, call: Call) -> None:
-    product(rank, call)
     count = rank.buffers["head.top"].shape[1]
     found = lm_head.top_k(rank.buffers["head.logits"], count, first_id=rank.first_token)
     rank.buffers["head.top"].copy_(found.logits_BK)
@@ -477,7 +476,8 @@ REFERENCE_CALLS: dict[str, CallFunction] = {
     "head.attn_res/attn_res.combine": combine,
     "head.attn_res/attn_res.consume": consume,
     "head.lm_head/cublas.gemm": product,
-    "head.lm_head/lm_head.top_k": local_top,
+    "head.lm_head/skinny_gemv.ring": product,
+    "head.top_k/lm_head.select": local_top,
     "head.logits/unfused.gather": gather_logits,
     "head.sample/unfused.argmax": argmax,
     "head.sample/unfused.sample": sample,
