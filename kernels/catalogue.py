@@ -110,18 +110,21 @@ def attn_res() -> Kernels:
 
 
 def expert_gemv() -> Kernels:
-    def entry(width: int, fp32_out: bool) -> Compile:
+    def entry(width: int, fp32_out: bool, part: str = "both") -> Compile:
         def compile_one() -> Any:
             from k3sim.kernels.expert_gemv.kernel import ExpertConfiguration, compile_experts
 
-            return compile_experts(ExpertConfiguration(width=width, fp32_out=fp32_out))
+            return compile_experts(ExpertConfiguration(width=width, fp32_out=fp32_out, part=part))
 
         return compile_one
 
-    return {
+    kernels = {
         f"width{width}_{'fp32' if fp32 else 'bf16'}": entry(width, fp32)
         for width in (384, 192)
         for fp32 in (False, True)
+    }
+    return kernels | {
+        f"width{width}_{part}": entry(width, False, part) for width in (384, 192) for part in ("gate_up", "down")
     }
 
 

@@ -76,10 +76,13 @@ SIGN = 0x80008000
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertConfiguration:
-    """What changes the machine code. ``width``: 384 (TP8) or 192 (TP16)."""
+    """What changes the machine code. ``width``: 384 (TP8) or 192 (TP16). ``part``: both products, ``gate_up`` or
+    ``down`` alone, which follow one another as two launches.
+    """
 
     width: int
     fp32_out: bool
+    part: str = "both"
 
     @property
     def tiles_per_block(self) -> int:
@@ -328,7 +331,7 @@ class ExpertGemv:
 
         if warp == NUM_WARPS:
             self._stream(ids, gate_up, down, num_experts, rows, block, lane, s_ring, s_full, s_empty)
-        else:
+        elif const_expr(c.part == "both"):
             self._gate_up(
                 x, ids, weights, hidden, phase, num_experts, rows, max_rows, block, warp, lane, s_ring, s_partial,
                 s_full, s_empty, s_phase,
@@ -349,6 +352,14 @@ class ExpertGemv:
             # Block 0 has seen the hidden vector whole, so every block has read the phase.
             if (block == 0) & (tid == 0):
                 ptx.store_int(phase, 1 - turn)
+        elif const_expr(c.part == "gate_up"):
+            self._gate_up(
+                x, ids, weights, hidden, phase, num_experts, rows, max_rows, block, warp, lane, s_ring, s_partial,
+                s_full, s_empty, s_phase,
+            )  # fmt: skip
+        elif block < NUM_DOWN_BLOCKS:
+            # The first product was a launch of its own and has ended; the phase stands at 0.
+            self._down(hidden, out, rows, block, warp, lane, s_ring, s_down_partial, s_full, s_empty)
 
     @cute.jit
     def _gate_up(
@@ -452,7 +463,7 @@ class ExpertGemv:
         parity = Int32(1)  # a slot that nobody has used yet counts as released
         piece = lane & (PIECES - 1)
         s_piece = s_full + piece * 8
-        for row in cutlass.range(rows, unroll=1):
+        for row in cutlass.range(rows if const_expr(c.part != "down") else Int32(0), unroll=1):
             expert = ptx.load_int(ids + Int64((row * TOP_K + (block >> 3)) * 4))
             expert = cutlass.max(cutlass.min(expert, num_experts - 1), 0)
             first = Int64(expert) * (c.width // 8) + Int64((block & 7) * c.tiles_per_block)
@@ -470,7 +481,7 @@ class ExpertGemv:
                 if slot == NUM_SLOTS:
                     slot = Int32(0)
                     parity = parity ^ 1
-        if block < NUM_DOWN_BLOCKS:
+        if (block < NUM_DOWN_BLOCKS) & Boolean(c.part != "gate_up"):
             for row in cutlass.range(rows, unroll=1):
                 for part in cutlass.range(c.down_slots, unroll=1):
                     place = part * c.experts_per_slot + cutlass.min(piece, c.experts_per_slot - 1)
@@ -505,7 +516,7 @@ class ExpertGemv:
     ) -> None:
         """Second product: 32 outputs over all experts. Eight warps a slot, one unit of both tiles each."""
         c = self.config
-        count = rows * c.tiles_per_block  # slots used so far
+        count = rows * c.tiles_per_block if const_expr(c.part == "both") else Int32(0)  # slots used so far
         slot = count % NUM_SLOTS
         parity = (count // NUM_SLOTS) & 1
         side = warp >> 3

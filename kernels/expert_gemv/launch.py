@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LATENT = 3584
 TOP_K = 16
 WIDTHS = (192, 384)
+PARTS = ("both", "gate_up", "down")
 MAX_ROWS = 16
 NUM_BLOCKS = 128
 GATE_UP_TILE_BYTES = 14 * (4 * 512 + 128)
@@ -90,15 +91,19 @@ def expert_gemv(
     packed: PackedExperts,
     out: torch.Tensor,
     workspace: ExpertWorkspace,
+    *,
+    part: str = "both",
 ) -> None:
     """Write this rank's partial latent to ``out`` [R, L] (bf16 or fp32), on the current stream.
 
     ``x`` [R, L] bf16, magnitudes up to 65504; ``ids`` [R, 16] int32, outside 0 .. E - 1 contributing nothing;
     ``weights`` [R, 16] fp32, magnitudes up to 1. The first call for a width and output type compiles; make it before
-    a graph capture. Raises UserError before any launch.
+    a graph capture. ``part``: ``gate_up`` leaves the hidden values in ``workspace``, and ``down``, the next launch that
+    uses it, takes them from there; such a workspace serves no call of both. Raises UserError before any launch.
     """
     import torch
 
+    check_one_of("part", part, PARTS)
     check_tensor("x", x, dtypes=(torch.bfloat16,), shape=(None, LATENT))
     rows = x.shape[0]
     check_one_of("rows of x", rows, range(1, MAX_ROWS + 1))
@@ -127,7 +132,7 @@ def expert_gemv(
 
     from k3sim.kernels.expert_gemv.kernel import ExpertConfiguration, compile_experts
 
-    configuration = ExpertConfiguration(width=width, fp32_out=out.dtype == torch.float32)
+    configuration = ExpertConfiguration(width=width, fp32_out=out.dtype == torch.float32, part=part)
     run = compiled(configuration, lambda: compile_experts(configuration))
     run(
         x.data_ptr(),
