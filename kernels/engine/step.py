@@ -81,8 +81,14 @@ class Step:
             {name: torch.cuda.Stream() for name in names if number or name != "main"} for number in range(len(ranks))
         ]
 
-    def run(self) -> None:
-        """Launch one step on the current stream and its side streams, which it joins again."""
+    def run(self, *, marked: bool = False) -> None:
+        """Launch one step on the current stream and its side streams, which it joins again.
+
+        Where ranks share a GPU, a call that polls begins once every rank's push is under way: a poller that fills SMs
+        could otherwise keep a peer from pushing. ``marked``: calls are ranges ``k3sim call N`` of torch's profiler.
+        """
+        import contextlib
+
         import torch
 
         origin = torch.cuda.current_stream()
@@ -93,15 +99,19 @@ class Step:
         entered: list[set[str]] = [{"main"} for _ in self.ranks]
         for index, function in enumerate(self.functions):
             halves = []
+            waited_for = self.ranks[0].program.calls[index].receives
+            if waited_for and index not in waited_for:
+                self._meet([one["main"] for one in streams])
             for number, rank in enumerate(self.ranks):
                 call = rank.program.calls[index]
                 stream = streams[number][call.stream]
+                mark = torch.profiler.record_function(f"k3sim call {index}") if marked else contextlib.nullcontext()
                 for other in call.after:
                     if other in events[number] and rank.program.calls[other].stream != call.stream:
                         stream.wait_event(events[number][other])
                         entered[number].add(call.stream)
                 assert call.stream in entered[number], f"{call.stage} enters {call.stream} and waits for nothing"
-                with torch.cuda.stream(stream):
+                with torch.cuda.stream(stream), mark:
                     half = function(rank, call)
                     if half is not None:
                         next(half)
@@ -109,7 +119,8 @@ class Step:
             if halves:
                 self._meet([stream for _, stream in halves])
                 for half, stream in halves:
-                    with torch.cuda.stream(stream):
+                    mark = torch.profiler.record_function(f"k3sim call {index}") if marked else contextlib.nullcontext()
+                    with torch.cuda.stream(stream), mark:
                         assert next(half, None) is None, "a call has two halves"
             if index in self._awaited:
                 for number, rank in enumerate(self.ranks):
