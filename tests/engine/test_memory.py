@@ -53,7 +53,8 @@ def test_what_is_allocated_is_what_was_predicted(name: str) -> None:
 
 def test_too_much_is_refused_with_what_would_fit() -> None:
     path, workload = find_path("fused", kernel_set="own"), Workload()
-    with pytest.raises(UserError, match=r"93 layers of a tp8ep1dcp1 rank need 19\d\.\d GB, .* --layers \d\d or --tp 16"):
+    wanted = r"93 layers of a tp8ep1dcp1 rank need 19\d\.\d GB, .* --layers \d\d or --tp 16"
+    with pytest.raises(UserError, match=wanted):
         check_memory(K3, Layout(tp=8), workload, path, max_tokens=8192, free_bytes=150 * 10**9)
     with pytest.raises(UserError, match="lower --concurrency or --context"):
         check_memory(K3, Layout(tp=16), workload, path, max_tokens=8192, free_bytes=2 * 10**9)
@@ -61,5 +62,5 @@ def test_too_much_is_refused_with_what_would_fit() -> None:
 
 def test_a_slice_that_the_expert_kernel_lacks_is_refused() -> None:
     check_built(K3, Layout(tp=8))
-    with pytest.raises(UserError, match="tp=4: an expert's slice is 768 wide.*accepted: tp 8 or 16"):
+    with pytest.raises(UserError, match=r"tp=4: an expert's slice is 768 wide.*accepted: tp 8 or 16"):
         check_built(K3, Layout(tp=4))
