@@ -87,7 +87,8 @@ def print_stage_comparison(comparison: StageComparison, files: Mapping[str, str]
     """Steps, and the stages that differ most."""
     console = _console()
     console.print(
-        f"{comparison.before}: {comparison.before_step_us:.1f} us, {comparison.after}: {comparison.after_step_us:.1f} us"
+        f"{comparison.before}: {comparison.before_step_us:.1f} us, "
+        f"{comparison.after}: {comparison.after_step_us:.1f} us"
         f" ({comparison.before_step_us / comparison.after_step_us:.2f} times as fast)\n",
         soft_wrap=True,
     )
