@@ -15,7 +15,7 @@ from k3sim.model.architecture import Architecture
 if TYPE_CHECKING:
     import torch
 
-    from k3sim.kernels.engine.weights import WholeModel
+    from k3sim.kernels.engine.weights import LoopedModel, WholeModel
 
 EPSILON = 1e-5
 L2_EPSILON = 1e-6
@@ -49,13 +49,13 @@ class WholeModelDecoder:
     ``cache_dtype``: what a KV row is rounded to when it is kept (None: nothing).
     """
 
-    def __init__(self, model: WholeModel, *, rows: int, cache_dtype: torch.dtype | None = None) -> None:
+    def __init__(self, model: WholeModel | LoopedModel, *, rows: int, cache_dtype: torch.dtype | None = None) -> None:
         import torch
 
         self.model, self.rows, self.cache_dtype = model, rows, cache_dtype
         self.architecture: Architecture = model.architecture
         kda = self.architecture.kda
-        like = next(iter(model.tensors.values()))
+        like = model.tensors[-1, "embedding"]
         self.kv: dict[int, list[torch.Tensor]] = {layer: [] for layer in self.architecture.mla_layers}
         self.conv = {
             layer: torch.zeros((rows, kda.conv_width - 1, kda.conv_channels), device=like.device)

@@ -58,6 +58,10 @@ def legal_order(program: Program, seed: int) -> list[int]:
     return order
 
 
+# All blocks of such a launch must be resident at once: two of them at a time could each hold what the other needs.
+WANT_THE_GPU = ("expert_gemv.block",)
+
+
 class Step:
     """One step on the GPU: ``run`` launches it, ``capture`` makes one CUDA graph of it, ``replay`` runs that.
 
@@ -84,8 +88,8 @@ class Step:
     def run(self, *, marked: bool = False) -> None:
         """Launch one step on the current stream and its side streams, which it joins again.
 
-        Where ranks share a GPU, a call that polls begins once every rank's push is under way: a poller that fills SMs
-        could otherwise keep a peer from pushing. ``marked``: calls are ranges ``k3sim call N`` of torch's profiler.
+        Where ranks share a GPU, a call that polls begins once every rank's push is under way (a poller that fills SMs
+        could otherwise keep a peer from pushing), and launches whose blocks wait for each other take turns. ``marked``: calls are ranges ``k3sim call N`` of torch's profiler.
         """
         import contextlib
 
@@ -111,6 +115,9 @@ class Step:
                         stream.wait_event(events[number][other])
                         entered[number].add(call.stream)
                 assert call.stream in entered[number], f"{call.stage} enters {call.stream} and waits for nothing"
+                if call.operator in WANT_THE_GPU and number:
+                    before = streams[number - 1][call.stream]
+                    stream.wait_event(before.record_event())
                 with torch.cuda.stream(stream), mark:
                     half = function(rank, call)
                     if half is not None:

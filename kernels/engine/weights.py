@@ -9,7 +9,7 @@ Shape legend: H hidden, L latent, E experts, W width of an expert's slice, T ran
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ MERGED = {
     "moe.front": ("moe.router_shard", "moe.latent_down_shard"),
 }
 EXPERT_MATRICES = ("moe.expert_w13", "moe.expert_w2")
+REPEATED = ("moe.router", "moe.latent_down")  # whole on the stock path, divided by outputs on the fused one
 # E8M0 bytes of random scales. The codes' root mean square is 2.93, a weight's then about 1 / sqrt(3584).
 SCALES = (119, 121)
 CHUNK_ELEMENTS = 1 << 28  # of one random fill
@@ -105,13 +106,14 @@ def vectors(architecture: Architecture, layout: Layout, layer: int) -> dict[str,
     return found
 
 
-def matrices_of(program: Program) -> dict[int, tuple[str, ...]]:
-    """Names of the matrices that a program reads, by layer (-1 holds the embedding table)."""
+def matrices_of(*programs: Program) -> dict[int, tuple[str, ...]]:
+    """Names of the matrices that programs read, by layer (-1 holds the embedding table)."""
     found: dict[int, dict[str, None]] = {-1: {"embedding": None}}
-    for call in program.calls:
-        for weight in call.weights:
-            layer, name = weight.region.split("/", 1)
-            found.setdefault(int(layer), {})[name] = None
+    for program in programs:
+        for call in program.calls:
+            for weight in call.weights:
+                layer, name = weight.region.split("/", 1)
+                found.setdefault(int(layer), {})[name] = None
     return {layer: tuple(names) for layer, names in sorted(found.items())}
 
 
@@ -130,7 +132,7 @@ def stored_shape(architecture: Architecture, layout: Layout, matrix: Matrix) -> 
 
 
 def random_weights(
-    program: Program,
+    programs: Program | Sequence[Program],
     architecture: Architecture,
     layout: Layout,
     *,
@@ -139,14 +141,16 @@ def random_weights(
     packed: bool = True,
     resident_experts: int | None = None,
 ) -> RankWeights:
-    """Weights of one rank that the program reads, random, made where they stay.
+    """Weights of one rank that a program, or several of the same layers, read; random, made where they stay.
 
     Matrices are normal with variance one over the length of the sum; MXFP4 codes are uniform, with scales that give
     the same. ``packed``: experts in the order of the expert kernel (widths 192 and 384) instead of as stored.
-    ``resident_experts``: how many of a layer there are (all); those that are not contribute nothing.
+    ``resident_experts``: how many of a layer there are (all); those that are not contribute nothing. A matrix that is
+    there in full and as a shard is the shard repeated, as in a model whose ranks all hold the same.
     """
     import torch
 
+    every = (programs,) if isinstance(programs, Program) else tuple(programs)
     matrices = rank_matrices(architecture, layout)
     generator = torch.Generator(device=device).manual_seed(seed)
     weights = RankWeights()
@@ -156,18 +160,24 @@ def random_weights(
         for start in range(0, flat.numel(), CHUNK_ELEMENTS):
             flat[start : start + CHUNK_ELEMENTS].normal_(mean, deviation, generator=generator)
 
-    for layer, names in matrices_of(program).items():
+    for layer, names in matrices_of(*every).items():
         plain = [name for name in names if name not in EXPERT_MATRICES]
         shapes = {name: stored_shape(architecture, layout, matrices[name]) for name in plain}
         for name, tensor in _allocate(shapes, torch.bfloat16, device).items():
             weights.tensors[layer, name] = tensor
             if name not in MERGED:
-                fill(tensor, 0.0, full_depth(name, matrices[name], layout) ** -0.5)
+                # Embedded tokens enter as they are: of the size that sublayers add.
+                deviation = 1.0 if name == "embedding" else full_depth(name, matrices[name], layout) ** -0.5
+                fill(tensor, 0.0, deviation)
+        for name in REPEATED:
+            if (layer, name) in weights.tensors and (layer, f"{name}_shard") in weights.tensors:
+                shard = weights.tensors[layer, f"{name}_shard"]
+                weights.tensors[layer, name].view(-1, *shard.shape).copy_(shard.expand(layout.tp, -1, -1))
         if any(name in EXPERT_MATRICES for name in names):
             weights.experts[layer] = _random_experts(
                 architecture, layout, generator, device, packed=packed, count=resident_experts
             )
-    for layer in (*program.layers, architecture.num_layers):
+    for layer in (*every[0].layers, architecture.num_layers):
         for name, vector in vectors(architecture, layout, layer).items():
             dtype = torch.float32 if vector.fp32 else torch.bfloat16
             tensor = torch.empty(vector.shape, dtype=dtype, device=device)
@@ -238,6 +248,21 @@ def _random_experts(
     )
 
 
+def _selected(stored: Experts, latent: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    from k3sim.kernels.engine.reference import mxfp4, situ_glu
+
+    out = torch.zeros_like(latent)
+    for row in range(latent.shape[0]):
+        for one, weight in zip(ids[row].tolist(), weights[row], strict=True):
+            gate = mxfp4(stored.gate[one], stored.gate_scales[one]) @ latent[row]
+            up = mxfp4(stored.up[one], stored.up_scales[one]) @ latent[row]
+            hidden = situ_glu(torch.cat([gate, up]))
+            out[row] += weight * (mxfp4(stored.down[one], stored.down_scales[one]) @ hidden)
+    return out
+
+
 class WholeModel:
     """Weights of all ranks together, small enough to be cut for several emulated ranks.
 
@@ -291,19 +316,7 @@ class WholeModel:
         self, layer: int, latent: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """Weighted sum [B, L] of the experts ``ids`` of each row, in fp32."""
-        import torch
-
-        from k3sim.kernels.engine.reference import mxfp4, situ_glu
-
-        stored = self.experts[layer]
-        out = torch.zeros_like(latent)
-        for row in range(latent.shape[0]):
-            for one, weight in zip(ids[row].tolist(), weights[row], strict=True):
-                gate = mxfp4(stored.gate[one], stored.gate_scales[one]) @ latent[row]
-                up = mxfp4(stored.up[one], stored.up_scales[one]) @ latent[row]
-                hidden = situ_glu(torch.cat([gate, up]))
-                out[row] += weight * (mxfp4(stored.down[one], stored.down_scales[one]) @ hidden)
-        return out
+        return _selected(self.experts[layer], latent, ids, weights)
 
     def cut(self, program: Program, layout: Layout, rank: int, dtype: torch.dtype | None = None) -> RankWeights:
         """What ``rank`` of ``layout.tp`` holds for ``program``; matrices and norms in ``dtype`` (bf16)."""
@@ -371,6 +384,90 @@ class WholeModel:
             down=whole.down.chunk(tp, 2)[rank],
             down_scales=whole.down_scales.chunk(tp, 2)[rank],
         )
+
+
+class LoopedModel:
+    """The whole model that one rank in loop-back stands for: every rank holds what it holds, and the shared experts'
+    outputs are what the exchange makes of them.
+
+    Has what ``WholeModelDecoder`` reads: ``architecture``, ``tensors`` by (layer, name), ``selected_experts``.
+    ``experts``: as a checkpoint stores them, by layer.
+    """
+
+    def __init__(
+        self, architecture: Architecture, layout: Layout, weights: RankWeights, experts: Mapping[int, Experts]
+    ) -> None:
+        self.architecture, self.num_ranks, self.weights, self.experts = architecture, layout.tp, weights, experts
+        self.tensors = _Repeated(self)
+
+    def selected_experts(
+        self, layer: int, latent: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """As of ``WholeModel``: equal slices of an expert's width add up to a multiple of one."""
+        return self.num_ranks * _selected(self.experts[layer], latent, ids, weights)
+
+
+def looped(weights: RankWeights, program: Program, layout: Layout) -> RankWeights:
+    """``weights`` as one rank in loop-back needs them to be ``LoopedModel``.
+
+    An all-reduce of looked-up rows adds the owner's row once a rank: the table is divided by their number, a power of
+    two and so exact. A pushed row arrives once.
+    """
+    if all(call.stage != "embed.lookup" for call in program.calls):
+        return weights
+    table = weights[-1, "embedding"] / layout.tp
+    return RankWeights(tensors={**weights.tensors, (-1, "embedding"): table}, experts=weights.experts)
+
+
+class _Repeated(dict[tuple[int, str], Any]):
+    """Whole tensors out of a rank's shards, made when asked for."""
+
+    def __init__(self, model: LoopedModel) -> None:
+        super().__init__(model.weights.tensors)
+        self.model = model
+
+    def __missing__(self, key: tuple[int, str]) -> torch.Tensor:
+        layer, name = key
+        kda, ranks = self.model.architecture.kda, self.model.num_ranks
+        widths = {
+            "kda.q": kda.key_width, "kda.k": kda.key_width, "kda.v": kda.value_width, "kda.gate": kda.value_width,
+            "kda.f_a": kda.decay_rank * ranks, "kda.beta": kda.num_heads,
+        }  # fmt: skip
+        start = 0
+        for part, width in widths.items():
+            if part == name:
+                rows = self.model.weights[layer, "kda.in_proj"][start : start + width // ranks]
+                return rows if name == "kda.f_a" else rows.repeat(ranks, 1)
+            start += width // ranks
+        return self.model.weights[layer, f"{name}_shard"].repeat(ranks, 1)
+
+    def __getitem__(self, key: tuple[int, str]) -> torch.Tensor:
+        layer, name = key
+        ranks = self.model.num_ranks
+        if key not in self:
+            return self.__missing__(key)
+        held: torch.Tensor = super().__getitem__(key)
+        if name in ("kda.o_proj", "mla.o_proj", "dense.down"):
+            return held.repeat(1, ranks)
+        if name == "moe.shared_down":
+            # The owner of some columns gets, in place of its peers' parts of them, this rank's part of each peer's.
+            summed = held.float().view(ranks, -1, held.shape[1]).sum(0) / ranks
+            return summed.repeat(ranks, ranks)
+        if name in ("dense.gate_up", "moe.shared_gate_up"):
+            return _repeat_parts(held, 2, ranks)
+        if name == "kda.conv":
+            return _repeat_parts(held, 3, ranks)
+        if name in ("kda.dt_bias", "kda.a_log"):
+            return held.repeat(ranks)
+        if name in ("kda.f_b", "mla.gate", "mla.q_b", "mla.w_uk", "mla.w_uv", "embedding", "lm_head"):
+            return held.repeat(ranks, 1)
+        return held
+
+
+def _repeat_parts(tensor: torch.Tensor, parts: int, ranks: int) -> torch.Tensor:
+    import torch
+
+    return torch.cat([part.repeat(ranks, 1) for part in tensor.chunk(parts)])
 
 
 def subset(architecture: Architecture, num_layers: int) -> Architecture:

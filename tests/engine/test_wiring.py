@@ -22,7 +22,8 @@ from k3sim.kernels.engine.reference import WholeModelDecoder  # noqa: E402
 from k3sim.kernels.engine.reference_calls import REFERENCE_CALLS  # noqa: E402
 from k3sim.kernels.engine.state import Rank, build_rank, clear  # noqa: E402
 from k3sim.kernels.engine.step import legal_order, run_in_order  # noqa: E402
-from k3sim.kernels.engine.weights import WholeModel, random_weights  # noqa: E402
+from k3sim.kernels.engine.weights import LoopedModel, WholeModel, looped, random_weights  # noqa: E402
+from k3sim.kernels.expert_gemv.reference import Experts  # noqa: E402
 from k3sim.model.layout import Layout, Workload  # noqa: E402
 from k3sim.model.own_rows import OWN_TABLES  # noqa: E402
 from k3sim.model.paths import SWITCHES, Path, find_path  # noqa: E402
@@ -150,6 +151,33 @@ def test_one_rank_in_loop_back_speaks_for_its_peers() -> None:
         assert all(0 <= token < ARCHITECTURE.vocab_size // 4 for token in rank.sequence.tokens.tolist())
         assert bool(rank.buffers["prefix"].isfinite().all())
         assert 0.1 < float(rank.buffers["prefix"].float().std()) < 100
+
+
+@pytest.mark.parametrize("name", ["stock", "fused"])
+def test_loop_back_is_a_model_of_equal_ranks(name: str) -> None:
+    """The whole model whose ranks all hold the same gives the tokens and logits of the one rank that runs."""
+    layout, workload, fused = program_of(own_path("fused"), 4)
+    stock = build_program(ARCHITECTURE, layout, workload, own_path("stock"))
+    weights = random_weights([stock, fused], ARCHITECTURE, layout, device="cpu", packed=False)
+    for key, tensor in weights.tensors.items():
+        weights.tensors[key] = tensor.float()
+    experts = {layer: one for layer, one in weights.experts.items() if isinstance(one, Experts)}
+    decoder = WholeModelDecoder(LoopedModel(ARCHITECTURE, layout, weights, experts), rows=ROWS)
+    program = stock if name == "stock" else fused
+    rank = build_rank(
+        ARCHITECTURE, layout, workload, program, looped(weights, program, layout),
+        dtype=torch.float32, cache_dtype=torch.float32, device="cpu",
+    )  # fmt: skip
+    connect_reference([rank], loop_back=True)
+    clear(rank, FIRST_LENGTH, torch.tensor([1, 2], dtype=torch.int32))
+    tokens = torch.tensor([1, 2])
+    for _ in range(4):
+        run_in_order([rank], REFERENCE_CALLS)
+        wanted = decoder.step(tokens)
+        got = rank.buffers["head.logits"]
+        torch.testing.assert_close(got, wanted[:, : got.shape[1]], rtol=0, atol=2e-4)
+        tokens = wanted.argmax(-1)
+        assert rank.sequence.tokens.tolist() == tokens.tolist()
 
 
 def test_every_row_of_the_tables_can_run() -> None:
