@@ -43,10 +43,11 @@ def predict_options(options: Options) -> Report:
     from k3sim.sim.predict import predict as predict_path
 
     question, path = ask(options)
-    steps = ladder(question.expected())
-    fused = find_path("fused")
+    kernel_set = options.kernels
+    steps = ladder(question.expected(), kernel_set)
+    fused = find_path("fused", kernel_set=kernel_set)
     known = {step.path.switches: step for _, step in steps} if question.folded else {}
-    stock = known.get(frozenset()) or predict_path(question, find_path("stock"))
+    stock = known.get(frozenset()) or predict_path(question, find_path("stock", kernel_set=kernel_set))
     full = known.get(frozenset(SWITCHES)) or predict_path(question, fused)
     persistent = predict_path(question, find_path("persistent"))
     if path.name == "persistent":
@@ -63,7 +64,7 @@ def predict_options(options: Options) -> Report:
         fused=full,
         persistent=persistent,
         ladder=tuple(steps),
-        leave_one_out=tuple(leave_one_out(question.expected())),
+        leave_one_out=tuple(leave_one_out(question.expected(), kernel_set)),
         command=options.command(),
     )
 

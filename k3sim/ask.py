@@ -21,7 +21,9 @@ def ask(options: Options) -> tuple[Question, ExecutionPath]:
     """Check everything and build the question and the path; nothing has been simulated or written yet."""
     machine = load_machine(options.machine)
     architecture = load_architecture(options.model)
-    path = find_path(options.path, with_switches=options.with_switches, without=options.without)
+    path = find_path(
+        options.path, with_switches=options.with_switches, without=options.without, kernel_set=options.kernels
+    )
     layout = Layout(tp=options.tp, ep=options.ep, dp=options.dp, dcp=options.dcp)
     check_layout(architecture, layout)
     if options.kv_dtype not in KV_DTYPE_BYTES:
@@ -89,7 +91,7 @@ def parse_side(text: str, base: Options) -> Options:
     Keys are option names; ``with`` and ``without`` take switches joined by ``+``.
     """
     changes: dict[str, object] = {}
-    accepted = "machine, tp, ep, dp, dcp, path, with, without, concurrency, context, kv-dtype, model"
+    accepted = "machine, tp, ep, dp, dcp, path, kernels, with, without, concurrency, context, kv-dtype, model"
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, separator, value = item.partition("=")
         if not separator:
@@ -99,7 +101,7 @@ def parse_side(text: str, base: Options) -> Options:
                 changes[key] = int(value)
             except ValueError:
                 raise UserError(f"{key} is {value!r} in side {text!r}; a whole number is accepted") from None
-        elif key in ("machine", "path", "model"):
+        elif key in ("machine", "path", "kernels", "model"):
             changes[key] = value
         elif key == "kv-dtype":
             changes["kv_dtype"] = value

@@ -34,6 +34,7 @@ SHARED_OPTIONS: dict[str, Any] = {
     "dp": Annotated[int, typer.Option(help="Data-parallel replicas that share the concurrency.")],
     "dcp": Annotated[int, typer.Option(help="Decode context parallel: ranks that share the KV cache.")],
     "path": Annotated[str, typer.Option("--path", help="Execution path: stock, fused or persistent.")],
+    "kernels": Annotated[str, typer.Option(help="Kernels of the path: public, or the project's own.")],
     "with_switches": Annotated[
         list[str] | None,
         typer.Option("--with", help="Switch of the fused path to have, starting from none (repeatable)."),
@@ -135,7 +136,9 @@ def timeline(
 @app.command(epilog="Example: k3sim compare path=stock path=fused --machine gb200")
 @takes_options
 def compare(
-    before: Annotated[str, typer.Argument(help="First side: key=value,... on top of the options.")],
+    before: Annotated[
+        str, typer.Argument(help="First side: key=value,... on top of the options, or a JSON file of a step.")
+    ],
     after: Annotated[str, typer.Argument(help="Second side, likewise.")],
     options: Options,
     out: Out = "k3sim-out",
@@ -145,6 +148,9 @@ def compare(
     from k3sim.comparison import compare_options
     from k3sim.report import dump_json
 
+    if before.endswith(".json") and after.endswith(".json"):
+        _compare_files(before, after, out, json_output)
+        return
     sides = (parse_side(before, options), parse_side(after, options))
     for side in sides:
         for warning in warnings_of(ask(side)[0]):
@@ -158,6 +164,67 @@ def compare(
         from k3sim.tables import print_comparison
 
         print_comparison(comparison, files)
+
+
+def _compare_files(before: str, after: str, out: str, json_output: bool) -> None:
+    from k3sim.report import dump_json
+    from k3sim.stage_comparison import compare_files
+    from k3sim.tables import print_stage_comparison
+
+    comparison = compare_files(before, after)
+    files = comparison.write(writable_folder(out))
+    if json_output:
+        sys.stdout.write(dump_json(comparison.to_dict(files)))
+    else:
+        print_stage_comparison(comparison, files)
+
+
+@app.command(epilog="Example: k3sim decode --path stock --layers 12 --context 8192")
+def decode(
+    path: Annotated[str, typer.Option("--path", help="Execution path: stock or fused.")] = "fused",
+    with_switches: Annotated[
+        list[str] | None,
+        typer.Option("--with", help="Switch of the fused path to have, starting from none (repeatable)."),
+    ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option("--without", help="Switch of the fused path to leave out (repeatable)."),
+    ] = None,
+    tp: Annotated[int, typer.Option(help="Tensor parallel of the layout whose rank is run: 8 or 16.")] = 16,
+    layers: Annotated[int | None, typer.Option(help="The model's first so many layers; all by default.")] = None,
+    concurrency: Annotated[int, typer.Option(help="Requests decoded together, 1 to 16.")] = 1,
+    context: Annotated[int, typer.Option(help="Cached tokens of each request.")] = 8192,
+    kv_dtype: Annotated[str, typer.Option(help="KV cache type: fp8 or bf16.")] = "fp8",
+    replays: Annotated[int, typer.Option(help="Replays of the captured step; every one is a sample.")] = 200,
+    seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
+    profile: Annotated[bool, typer.Option(help="Also profile a step: start and end of every kernel.")] = True,
+    out: Out = "k3sim-out",
+    json_output: Json = False,
+) -> None:
+    """Run one rank of the model on this GPU, its peers looped back, and measure a decode step."""
+    from k3sim.calibrate.decode import DecodeOptions, lines_of, write
+    from k3sim.calibrate.decode import decode as measure
+    from k3sim.report import dump_json
+
+    options = DecodeOptions(
+        path=path,
+        with_switches=tuple(with_switches or ()),
+        without=tuple(without or ()),
+        tp=tp,
+        layers=layers,
+        concurrency=concurrency,
+        context=context,
+        kv_dtype=kv_dtype,
+        replays=replays,
+        seed=seed,
+        profile=profile,
+    )
+    measured = measure(options)
+    file = write(measured, writable_folder(out))
+    if json_output:
+        sys.stdout.write(dump_json(measured.to_dict()))
+    else:
+        sys.stdout.write("\n".join([*lines_of(measured), f"wrote {file}"]) + "\n")
 
 
 @app.command(epilog="Example: k3sim machines gb300")

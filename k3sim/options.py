@@ -15,6 +15,7 @@ class Options:
     dp: int = 1
     dcp: int = 1
     path: str = "fused"
+    kernels: str = "public"
     with_switches: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     concurrency: int = 1
@@ -31,7 +32,7 @@ class Options:
         import shlex
 
         defaults, words = Options(), ["k3sim", verb]
-        for name in ("machine", "tp", "ep", "dp", "dcp", "path", "concurrency", "context", "seed", "model"):
+        for name in ("machine", "tp", "ep", "dp", "dcp", "path", "kernels", "concurrency", "context", "seed", "model"):
             if getattr(self, name) != getattr(defaults, name):
                 words += [f"--{name}", str(getattr(self, name))]
         for switch in self.with_switches:
@@ -61,4 +62,4 @@ class Options:
 
 
 # What the two sides of a comparison may differ in, besides switches.
-SIDE_KEYS = ("machine", "tp", "ep", "dp", "dcp", "path", "concurrency", "context", "kv_dtype", "model")
+SIDE_KEYS = ("machine", "tp", "ep", "dp", "dcp", "path", "kernels", "concurrency", "context", "kv_dtype", "model")

@@ -16,7 +16,8 @@ from k3sim.ask import warnings_of
 from k3sim.errors import UserError
 from k3sim.sim.machine import describe
 from k3sim.sim.predict import Prediction, Question, difference_us
-from k3sim.sim.timeline import PS_PER_US, Timeline
+from k3sim.sim.timeline import PS_PER_US
+from k3sim.sim.timeline_file import stage_rows
 from k3sim.sim.waits import Part
 from k3sim.sim.whole_file import write_whole_file
 
@@ -84,7 +85,7 @@ class Report:
         """One row a kernel of the main path: rank, layer, kind, stage, stream, start_us, end_us, duration_us."""
         import pandas
 
-        frame = pandas.DataFrame(stages(self.main.full))
+        frame = pandas.DataFrame(stage_rows(self.main.full))
         frame["duration_us"] = frame["end_us"] - frame["start_us"]
         return frame
 
@@ -137,7 +138,7 @@ class Report:
                 {"stage": stage, "part": part.value, "us": duration_us}
                 for stage, part, duration_us in main.contributions()
             ],
-            "stages": stages(main.full),
+            "stages": stage_rows(main.full),
             "command": self.command,
             "machine_values": describe(question.machine),
             "not_modelled": list(NOT_MODELLED),
@@ -164,7 +165,7 @@ class Report:
         write_whole_file(Path(files["json"]), dump_json(self.to_dict(files)).encode())
         write_html_report(self.html_data(), timelines, Path(files["html"]))
         write_perfetto_trace(timelines, Path(files["perfetto"]))
-        write_whole_file(Path(files["stages"]), _csv(stages(self.main.full)).encode())
+        write_whole_file(Path(files["stages"]), _csv(stage_rows(self.main.full)).encode())
         return files
 
     def html_data(self) -> dict[str, Any]:
@@ -224,23 +225,6 @@ def summary(prediction: Prediction) -> dict[str, Any]:
         "hbm_busy_fraction": prediction.hbm_busy_fraction,
         "waits_us": prediction.waits_us,
     }
-
-
-def stages(timeline: Timeline) -> list[dict[str, Any]]:
-    """One entry a kernel, by rank and start."""
-    ordered = sorted(timeline.kernels, key=lambda run: (run.rank, run.start_ps, run.index))
-    return [
-        {
-            "rank": run.rank,
-            "layer": run.layer,
-            "kind": run.kind,
-            "stage": run.stage,
-            "stream": run.stream,
-            "start_us": run.start_ps / PS_PER_US,
-            "end_us": run.end_ps / PS_PER_US,
-        }
-        for run in ordered
-    ]
 
 
 def dump_json(document: Mapping[str, Any]) -> str:

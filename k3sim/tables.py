@@ -16,6 +16,7 @@ from k3sim.report import Report
 from k3sim.sim.machine import Machine, describe
 from k3sim.sim.predict import Prediction
 from k3sim.sim.waits import WORK_PARTS, Part
+from k3sim.stage_comparison import StageComparison
 
 
 def _console(width: int = 110) -> Console:
@@ -80,6 +81,31 @@ def print_comparison(comparison: Comparison, files: Mapping[str, str]) -> None:
     table.add_row("step", f"{steps[0]:,.1f}", f"{steps[1]:,.1f}", f"{steps[1] - steps[0]:+,.1f}")
     console.print(table)
     console.print(f"\n{after.label}: {comparison.speedup:.3f}x as fast as {before.label}")
+    _print_files(console, files)
+
+
+def print_stage_comparison(comparison: StageComparison, files: Mapping[str, str], most: int = 30) -> None:
+    """Steps, and the stages that differ most."""
+    console = _console()
+    console.print(
+        f"{comparison.before}: {comparison.before_step_us:.1f} us, "
+        f"{comparison.after}: {comparison.after_step_us:.1f} us"
+        f" ({comparison.before_step_us / comparison.after_step_us:.2f} times as fast)\n",
+        soft_wrap=True,
+    )
+    table = _table("stage", "kernels", "us before", "kernels", "us after", "difference us")
+    for row in comparison.rows[:most]:
+        table.add_row(
+            row.stage,
+            str(row.before_count),
+            f"{row.before_us:.1f}",
+            str(row.after_count),
+            f"{row.after_us:.1f}",
+            f"{row.delta_us:+.1f}",
+        )
+    console.print(table)
+    if len(comparison.rows) > most:
+        console.print(f"and {len(comparison.rows) - most} more in {files['json']}")
     _print_files(console, files)
 
 

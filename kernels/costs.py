@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from k3sim.kernels.attn_res import cost as attn_res
+from k3sim.kernels.cublas import cost as cublas
 from k3sim.kernels.expert_gemv import cost as expert_gemv
 from k3sim.kernels.kda_decode import cost as kda_decode
 from k3sim.kernels.l2_prefetch import cost as l2_prefetch
@@ -22,10 +23,16 @@ from k3sim.model.program import Weight
 CostFunction = Callable[..., Work]
 
 COSTS: Mapping[str, CostFunction] = {
+    "attn_res.combine": attn_res.combine,
     "attn_res.consume": attn_res.consume,
     "attn_res.single_block": attn_res.single_block,
+    "attn_res.snapshot_part": attn_res.snapshot_part,
     "attn_res.snapshot_sums": attn_res.snapshot_sums,
+    "cublas.batched_gemm": cublas.batched_gemm,
+    "cublas.gemm": cublas.gemm,
     "expert_gemv.block": expert_gemv.block,
+    "expert_gemv.down": expert_gemv.down,
+    "expert_gemv.gate_up": expert_gemv.gate_up,
     "expert_gemv.gemm1": expert_gemv.gemm1,
     "expert_gemv.gemm2": expert_gemv.gemm2,
     "expert_gemv.task1": expert_gemv.task1,
@@ -33,6 +40,7 @@ COSTS: Mapping[str, CostFunction] = {
     "kda_decode.cluster": kda_decode.cluster,
     "kda_decode.per_head": kda_decode.per_head,
     "l2_prefetch.bulk": l2_prefetch.bulk,
+    "latent_tail.collect": latent_tail.collect,
     "latent_tail.reduce_pull": latent_tail.reduce_pull,
     "latent_tail.reduce_push": latent_tail.reduce_push,
     "latent_tail.up": latent_tail.up,
@@ -40,25 +48,32 @@ COSTS: Mapping[str, CostFunction] = {
     "latent_tail.send": latent_tail.send,
     "latent_tail.up_after_sum": latent_tail.up_after_sum,
     "lm_head.logits": lm_head.logits,
+    "lm_head.select": lm_head.select,
     "lm_head.top_k": lm_head.top_k,
     "mla_decode.fused": mla_decode.fused,
     "mla_decode.lift_gate": mla_decode.lift_gate,
     "mla_decode.lse_merge": mla_decode.lse_merge,
     "mla_decode.partial": mla_decode.partial,
     "mla_decode.split_kv": mla_decode.split_kv,
+    "mla_decode.split_kv_early": mla_decode.split_kv_early,
     "mla_prep.fused": mla_prep.fused,
     "proj_allreduce.produce": proj_allreduce.produce,
     "router_topk.gather_select": router_topk.gather_select,
+    "router_topk.select": router_topk.select,
     "skinny_gemv.column_pair": skinny_gemv.column_pair,
     "skinny_gemv.ring": skinny_gemv.ring,
     "skinny_gemv.ring_push": skinny_gemv.ring_push,
     "skinny_gemv.resident": skinny_gemv.resident,
     "skinny_gemv.resident_after_combine": skinny_gemv.resident_after_combine,
+    "unfused.advance": unfused.advance,
     "unfused.all_reduce": unfused.all_reduce,
+    "unfused.argmax": unfused.argmax,
     "unfused.batched_gemm": unfused.batched_gemm,
     "unfused.conv_update": unfused.conv_update,
+    "unfused.copy": unfused.copy,
     "unfused.elementwise": unfused.elementwise,
     "unfused.embedding": unfused.embedding,
+    "unfused.gather": unfused.gather,
     "unfused.gated_norm": unfused.gated_norm,
     "unfused.norm": unfused.norm,
     "unfused.permutation": unfused.permutation,

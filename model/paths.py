@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SWITCHES = ("size-matched", "welded", "shared-routing", "prefetch")
 PATH_NAMES = ("stock", "fused", "persistent")
+# Whose kernels a path runs: the public ones that its sources describe, or those that this project ships.
+KERNEL_SETS = ("public", "own")
 
 START, HEAD = "start", "head"
 ANY_ROWS = 1 << 30
@@ -63,12 +65,14 @@ class Row:
     group: str = "ranks"
     on: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
-    needs: str = ""  # "dcp" or "no dcp"; "few kda heads" or "many kda heads"
+    needs: str = ""  # "dcp" or "no dcp"; "few kda heads" or "many kda heads"; "snapshot layer"
     min_rows: int = 1
     max_rows: int = ANY_ROWS
 
-    def applies(self, switches: frozenset[str], layout: Layout, kda_heads: int, rows: int) -> bool:
-        """Whether the row runs under these switches, on this layout, for this many rows."""
+    def applies(
+        self, switches: frozenset[str], layout: Layout, kda_heads: int, rows: int, *, snapshot: bool = False
+    ) -> bool:
+        """Whether the row runs under these switches, on this layout, for this many rows, in such a layer."""
         condition = {
             "": True,
             "dcp": layout.dcp > 1,
@@ -76,6 +80,7 @@ class Row:
             # The public fused KDA kernel is built for 12 heads a rank and more.
             "few kda heads": kda_heads < 12,
             "many kda heads": kda_heads >= 12,
+            "snapshot layer": snapshot,
         }[self.needs]
         condition = condition and self.min_rows <= rows <= self.max_rows
         return condition and switches.issuperset(self.on) and switches.isdisjoint(self.off)
@@ -91,6 +96,7 @@ class Path:
     next_weights: Mapping[str, tuple[str, ...]]  # mixer -> what a prefetch for the coming layer fetches
     unpadded_rows: int = 0  # up to how many rows the expert kernels take a slice as it is
     switch_order: tuple[str, ...] = field(default=SWITCHES)
+    kernel_set: str = "public"
 
     def layout(self, layout: Layout, workload: Workload, pad_experts: bool | None) -> Layout:
         """``layout`` with expert slices padded as asked, or (None) as the path's expert kernels need them.
@@ -101,14 +107,22 @@ class Path:
         return replace(layout, pad_experts=rows > self.unpadded_rows if pad_experts is None else pad_experts)
 
 
-def find_path(name: str, *, with_switches: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> Path:
+def find_path(
+    name: str,
+    *,
+    with_switches: tuple[str, ...] = (),
+    without: tuple[str, ...] = (),
+    kernel_set: str = "public",
+) -> Path:
     """The path ``name``; ``fused`` has all four switches unless some are named.
 
-    ``with_switches`` alone starts from none and adds; ``without`` takes away from all four.
+    ``with_switches`` alone starts from none and adds; ``without`` takes away from all four. ``kernel_set``: the
+    public kernels of that path, or this project's own.
 
-    Raises UserError for an unknown path or switch, a switch both named and taken away, and switches on a path
-    that has none.
+    Raises UserError for an unknown path, switch or kernel set, a switch both named and taken away, switches on a path
+    that has none, and the persistent path with own kernels, which do not exist.
     """
+    from k3sim.model.own_rows import OWN_TABLES
     from k3sim.model.path_rows import BLOCK_ROWS, FUSED_NEXT_WEIGHTS, FUSED_TABLES, PERSISTENT_TABLES
 
     for switch in (*with_switches, *without):
@@ -121,6 +135,12 @@ def find_path(name: str, *, with_switches: tuple[str, ...] = (), without: tuple[
         raise UserError(f"unknown path {name!r}{nearest(name, PATH_NAMES)}; accepted: {', '.join(PATH_NAMES)}")
     if name != "fused" and (with_switches or without):
         raise UserError(f"--with and --without change the path 'fused'; path {name!r} has no switches")
+    if kernel_set not in KERNEL_SETS:
+        raise UserError(
+            f"unknown kernels {kernel_set!r}{nearest(kernel_set, KERNEL_SETS)}; accepted: {', '.join(KERNEL_SETS)}"
+        )
+    if name == "persistent" and kernel_set == "own":
+        raise UserError("path 'persistent' has no kernels of the project's own; give it with --kernels public")
     if name == "persistent":
         return Path(
             name=name,
@@ -132,6 +152,15 @@ def find_path(name: str, *, with_switches: tuple[str, ...] = (), without: tuple[
     chosen: frozenset[str] = frozenset()
     if name == "fused":
         chosen = frozenset(with_switches) if with_switches else frozenset(SWITCHES) - frozenset(without)
+    if kernel_set == "own":
+        return Path(
+            name=name,
+            switches=chosen,
+            tables=OWN_TABLES,
+            next_weights=FUSED_NEXT_WEIGHTS,
+            unpadded_rows=ANY_ROWS,
+            kernel_set=kernel_set,
+        )
     return Path(
         name=name,
         switches=chosen,

@@ -124,9 +124,13 @@ def build_program(
         )
 
     def add(row: Row, layer: int, kind: str, sources: int, next_layer: int | None) -> None:
-        if not row.applies(path.switches, layout, dims["kda_heads"], dims["rows"]):
+        inside = 0 <= layer < architecture.num_layers
+        snapshot = inside and architecture.is_snapshot(layer)
+        if not row.applies(path.switches, layout, dims["kda_heads"], dims["rows"], snapshot=snapshot):
             return
         names = {**dims, "sources": sources}
+        if inside:
+            names["ffn_sources"] = architecture.attn_res_sources(layer, "ffn")
         index = len(calls)
         needs = [latest[stage] for stage in row.after if stage in latest]
         receives = [index if name == row.sends else latest[f"exchange {name}"] for name in row.receives]

@@ -155,18 +155,19 @@ def _moved_bytes(program: Program, fold: Fold | None) -> int:
     return total
 
 
-def ladder(question: Question) -> list[tuple[str, Prediction]]:
+def ladder(question: Question, kernel_set: str = "public") -> list[tuple[str, Prediction]]:
     """``stock``, then each switch added in turn, ending with the full fused path."""
-    steps = [("stock", predict(question, find_path("stock")))]
+    steps = [("stock", predict(question, find_path("stock", kernel_set=kernel_set)))]
     for count in range(1, len(SWITCHES) + 1):
-        path = find_path("fused", with_switches=SWITCHES[:count])
+        path = find_path("fused", with_switches=SWITCHES[:count], kernel_set=kernel_set)
         steps.append((f"+ {SWITCHES[count - 1]}", predict(question, path)))
     return steps
 
 
-def leave_one_out(question: Question) -> list[tuple[str, Prediction]]:
+def leave_one_out(question: Question, kernel_set: str = "public") -> list[tuple[str, Prediction]]:
     """The full fused path with each switch taken away."""
-    return [(switch, predict(question, find_path("fused", without=(switch,)))) for switch in SWITCHES]
+    paths = {switch: find_path("fused", without=(switch,), kernel_set=kernel_set) for switch in SWITCHES}
+    return [(switch, predict(question, path)) for switch, path in paths.items()]
 
 
 def difference_us(before: Prediction, after: Prediction) -> dict[str, float]:

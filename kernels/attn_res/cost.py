@@ -93,3 +93,45 @@ def consume(weights: Sequence[Weight], *, rows: int, hidden: int, slots: int) ->
             Pass(num_block_reductions=1, barrier=Barrier.CLUSTER, num_barriers=1),  # RMSNorm of the mix
         ),
     )
+
+
+ROW_BLOCKS = 4  # of the project's own kernels, which split a row over a cluster
+
+
+def _row_cluster(*, rows: int, hidden: int, num_snapshots: int, loaded_rows: int, num_barriers: int) -> Work:
+    row_bytes = hidden * BF16_BYTES
+    return Work(
+        num_blocks=ROW_BLOCKS * rows,
+        threads_per_block=224,
+        smem_bytes_per_block=8 * 1024,
+        bytes_in_flight_per_block=32 * 1024,
+        max_blocks_per_sm=4,
+        passes=(
+            Pass(
+                num_dependent_loads=1,
+                input_bytes_per_block=loaded_rows * row_bytes // ROW_BLOCKS,
+                reads=(
+                    _parameters(hidden, early=True),
+                    Read(
+                        region=SNAPSHOTS,
+                        num_bytes=rows * num_snapshots * row_bytes,
+                        kind=ReadKind.KV_STATE,
+                        early=True,
+                    ),
+                ),
+                num_block_reductions=1,
+                barrier=Barrier.CLUSTER,
+                num_barriers=num_barriers,
+            ),
+        ),
+    )
+
+
+def combine(weights: Sequence[Weight], *, rows: int, hidden: int, sources: int) -> Work:
+    """``single_block`` as the project runs it: four blocks a row, logits and then the norm over their cluster."""
+    return _row_cluster(rows=rows, hidden=hidden, num_snapshots=sources - 1, loaded_rows=2, num_barriers=2)
+
+
+def snapshot_part(weights: Sequence[Weight], *, rows: int, hidden: int, sources: int) -> Work:
+    """The snapshots' share of one call site: four blocks a row."""
+    return _row_cluster(rows=rows, hidden=hidden, num_snapshots=sources - 1, loaded_rows=0, num_barriers=1)

@@ -82,3 +82,15 @@ def up_after_sum(weights: Sequence[Weight], *, rows: int, hidden: int, latent: i
     )
     multiply = replace(work.passes[0], num_dependent_loads=0, input_bytes_per_block=0)
     return replace(work, passes=(total, multiply))
+
+
+def collect(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
+    """Polls the gathered rows, adds the prefix and empties the slots."""
+    return Work(
+        num_blocks=6 * rows,
+        threads_per_block=224,
+        smem_bytes_per_block=0,
+        bytes_in_flight_per_block=8 * 1024,
+        max_blocks_per_sm=8,
+        passes=(Pass(num_dependent_loads=1, input_bytes_per_block=2 * width * BF16_BYTES // 6),),
+    )

@@ -24,3 +24,15 @@ def top_k(weights: Sequence[Weight], *, rows: int) -> Work:
     # Blocks keep their best values; the last block to arrive merges them: counter, data, then a selection.
     merge = Pass(num_dependent_loads=2, num_block_reductions=8)
     return replace(work, passes=(*work.passes, merge))
+
+
+def select(weights: Sequence[Weight], *, rows: int) -> Work:
+    """The local top candidates of finished logits, a launch behind the product: one cluster of eight blocks a row."""
+    return Work(
+        num_blocks=8 * rows,
+        threads_per_block=256,
+        smem_bytes_per_block=16 * 1024,
+        bytes_in_flight_per_block=16 * 1024,
+        max_blocks_per_sm=4,
+        passes=(Pass(num_dependent_loads=1, input_bytes_per_block=8192, num_block_reductions=8),),
+    )

@@ -69,6 +69,15 @@ def split_kv(
     return _footprint(rows=rows, context=context, passes=(attention, _merge(**shape)))
 
 
+def split_kv_early(
+    weights: Sequence[Weight], *, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora_rank: int
+) -> Work:
+    """``split_kv`` whose settled cache rows are read before the dependency wait."""
+    shape = {"rows": rows, "heads": heads, "context": context, "kv_lora_rank": kv_lora_rank}
+    attention = _attention(**shape, kv_row_bytes=kv_row_bytes, early=True, unit=Unit.BF16)
+    return _footprint(rows=rows, context=context, passes=(attention, _merge(**shape)))
+
+
 def partial(
     weights: Sequence[Weight],
     *,

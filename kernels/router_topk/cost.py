@@ -6,6 +6,7 @@ Selection is a radix search over the scores: eight rounds of four bits, a block 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from k3sim.kernels.work import Pass, Work
 from k3sim.model.program import Weight
@@ -51,3 +52,9 @@ def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:
             Pass(num_dependent_loads=1, input_bytes_per_block=latent * FP32_BYTES // 2, num_block_reductions=4),
         ),
     )
+
+
+def select(weights: Sequence[Weight], *, rows: int, experts: int, latent: int) -> Work:
+    """Selection from whole logits that this rank computed: nothing is polled and no latent is moved."""
+    work = gather_select(weights, rows=rows, experts=experts, latent=0)
+    return replace(work, passes=(selection(experts=experts, latent=0, num_quantise_reductions=0),))

@@ -165,3 +165,30 @@ def sample(weights: Sequence[Weight], *, rows: int, ranks: int) -> Work:
 def poll(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """Copies arrived data out of the receive buffer, which is the wait of whoever needs all of it."""
     return _small(num_blocks=-(-rows * width // 2048), input_bytes_per_block=2048 * BF16_BYTES)
+
+
+def copy(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
+    """A row kept aside: one load and one store an element."""
+    return _small(num_blocks=-(-rows * width // 2048), input_bytes_per_block=2048 * BF16_BYTES)
+
+
+def gather(weights: Sequence[Weight], *, rows: int, width: int, ranks: int) -> Work:
+    """Every rank's logits (fp32) to every rank."""
+    sent_bytes = rows * width // ranks * 4
+    return _small(num_blocks=-(-rows * width // 2048), input_bytes_per_block=8192, sent_bytes_per_peer=sent_bytes)
+
+
+def argmax(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
+    """Largest of the whole vocabulary: partial maxima of many blocks, then their maximum."""
+    blocks = 64 * rows
+    return _small(
+        num_blocks=blocks,
+        input_bytes_per_block=4 * rows * width // blocks,
+        reductions=1,
+        then=(Pass(num_dependent_loads=2, num_block_reductions=1),),
+    )
+
+
+def advance(weights: Sequence[Weight], *, rows: int) -> Work:
+    """Next positions, lengths and cache slots: one block."""
+    return _small(num_blocks=1, loads=2)

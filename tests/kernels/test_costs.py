@@ -62,6 +62,41 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
         ((), {**MIX, "rows": 1, "sources": 9}, 43_008 + 114_688),
         ((), {**MIX, "rows": 4, "sources": 1}, 43_008),
     ),
+    "attn_res.combine": (
+        ((), {**MIX, "rows": 1, "sources": 9}, 43_008 + 114_688),
+        ((), {**MIX, "rows": 4, "sources": 2}, 43_008 + 4 * 14_336),
+    ),
+    "attn_res.snapshot_part": (
+        ((), {**MIX, "rows": 1, "sources": 9}, 43_008 + 114_688),
+        ((), {**MIX, "rows": 4, "sources": 2}, 43_008 + 4 * 14_336),
+    ),
+    "cublas.gemm": (((IN_PROJ8,), {"rows": 1}, 90_144_768), ((O_PROJ16,), {"rows": 4}, 11_010_048)),
+    "cublas.batched_gemm": (
+        ((bf16(12 * 512, 128),), {"rows": 1}, 1_572_864),
+        ((bf16(6 * 128, 512),), {"rows": 4}, 786_432),
+    ),
+    "expert_gemv.gate_up": (
+        ((W13_8,), EXPERTS1, 23_396_352),
+        ((W13_16,), EXPERTS1, 11_698_176),
+    ),
+    "expert_gemv.down": (
+        ((W2_8,), EXPERTS1, 11_698_176),
+        ((W2_16,), EXPERTS1, 5_849_088),
+    ),
+    "latent_tail.collect": (((), {"rows": 1, "width": H}, 0), ((), {"rows": 4, "width": H}, 0)),
+    "lm_head.select": (((), {"rows": 1}, 0), ((), {"rows": 4}, 0)),
+    "mla_decode.split_kv_early": (((), ATTENTION8, 4_718_592), ((), ATTENTION16, 603_979_776)),
+    "router_topk.select": (
+        ((), {"rows": 1, "experts": 896, "latent": L}, 0),
+        ((), {"rows": 4, "experts": 896, "latent": L}, 0),
+    ),
+    "unfused.advance": (((), {"rows": 1}, 0), ((), {"rows": 4}, 0)),
+    "unfused.argmax": (((), {"rows": 1, "width": 163_840}, 0), ((), {"rows": 4, "width": 163_840}, 0)),
+    "unfused.copy": (((), {"rows": 1, "width": H}, 0), ((), {"rows": 4, "width": H}, 0)),
+    "unfused.gather": (
+        ((), {"rows": 1, "width": 163_840, "ranks": 8}, 0),
+        ((), {"rows": 4, "width": 163_840, "ranks": 16}, 0),
+    ),
     "attn_res.consume": (
         ((), {**MIX, "rows": 1, "slots": 8}, 43_008),
         ((), {**MIX, "rows": 4, "slots": 1}, 43_008),

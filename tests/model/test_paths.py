@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -10,12 +11,13 @@ from k3sim.errors import UserError
 from k3sim.kernels.costs import COSTS
 from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import Layout, Workload, rank_matrices
+from k3sim.model.own_rows import OWN_TABLES
 from k3sim.model.path_rows import FUSED_NEXT_WEIGHTS, FUSED_TABLES, PERSISTENT_TABLES
 from k3sim.model.paths import PATH_NAMES, SWITCHES, Row, find_path
 from k3sim.model.program import dimensions
 
 K3 = load_architecture()
-ROWS = [row for tables in (FUSED_TABLES, PERSISTENT_TABLES) for rows in tables.values() for row in rows]
+ROWS = [row for tables in (FUSED_TABLES, PERSISTENT_TABLES, OWN_TABLES) for rows in tables.values() for row in rows]
 
 
 def test_fused_has_all_switches_and_stock_none() -> None:
@@ -41,11 +43,13 @@ def test_with_starts_from_none_and_without_from_all() -> None:
         ("fused", {"with_switches": ("welded",), "without": ("welded",)}, "both --with and --without"),
         ("stock", {"with_switches": ("welded",)}, "path 'stock' has no switches"),
         ("persistent", {"without": ("welded",)}, "path 'persistent' has no switches"),
+        ("persistent", {"kernel_set": "own"}, "path 'persistent' has no kernels of the project's own"),
+        ("fused", {"kernel_set": "owm"}, r"unknown kernels 'owm' \(did you mean own\?\); accepted: public, own"),
     ],
 )
-def test_refusals(name: str, given: dict[str, tuple[str, ...]], message: str) -> None:
+def test_refusals(name: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        find_path(name, **given)  # type: ignore[arg-type]
+        find_path(name, **given)
 
 
 def test_a_name_that_resembles_nothing_gets_no_hint() -> None:
@@ -60,7 +64,7 @@ def test_every_operator_has_a_cost_and_every_cost_a_row() -> None:
 
 def test_every_weight_and_dimension_that_a_row_names_exists() -> None:
     matrices = set(rank_matrices(K3, Layout()))
-    known = set(dimensions(K3, Layout(), Workload(), 0.0)) | {"sources"}
+    known = set(dimensions(K3, Layout(), Workload(), 0.0)) | {"sources", "ffn_sources"}
     for row in ROWS:
         assert set(row.weights) <= matrices | {"next layer"}, row.stage
         assert {value for value in row.shape.values() if isinstance(value, str)} <= known, row.stage
@@ -76,7 +80,7 @@ def test_every_row_runs_under_some_switches() -> None:
     layouts = [(Layout(tp=8), 12), (Layout(tp=16), 6), (Layout(tp=16, dcp=2), 6)]
     for row in ROWS:
         assert any(
-            row.applies(switches, layout, heads, rows)
+            row.applies(switches, layout, heads, rows, snapshot=True)
             for switches in sets
             for layout, heads in layouts
             for rows in (1, 64)

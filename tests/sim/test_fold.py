@@ -150,6 +150,20 @@ def test_the_folded_step_is_the_full_one(path: str, skew: Skew, layout: dict[str
     assert worst_ps <= 0.001 * full.step_ps
 
 
+@pytest.mark.parametrize("path", ["stock", "fused"])
+def test_the_folded_step_of_own_kernels_is_the_full_one(path: str) -> None:
+    """Their tables have a row for snapshot layers alone."""
+    question = Question(
+        architecture=K3, layout=Layout(tp=16), workload=Workload(), machine=load_machine("h200"), skew=Skew.OFF
+    )
+    folded = predict(question, find_path(path, kernel_set="own"))
+    full = predict(replace(question, folded=False), find_path(path, kernel_set="own"))
+    assert folded.step_us == pytest.approx(full.step_us, rel=0.001)
+    assert folded.moved_bytes == full.moved_bytes
+    stages = [(one.layer, one.stage) for one in full.timeline.kernels]
+    assert [(one.layer, one.stage) for one in folded.full.kernels] == stages
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_the_floor_of_a_folded_step_is_that_of_the_full_one(path: str) -> None:
     folded, full = both(path, Skew.OFF, "gb300", tp=16)

@@ -1,0 +1,62 @@
+"""Cost of a GEMM of one to a few rows as cuBLAS runs it, launched on a plain graph edge.
+
+cuBLAS picks among a GEMV (a block for a few outputs), a tensor-core tile with K split over blocks and a second launch
+that sums the parts, and the same tile without a split. Counts here are those of the split tile, which is what it picks
+for the shapes of K3 at one to 16 rows: 64 outputs a tile, K split until about two blocks an SM of a Hopper GPU run,
+nothing loaded before the kernel starts; the sum over the parts is a pass behind a grid-wide hand-over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
+from k3sim.model.program import Weight
+
+BF16_BYTES = 2
+FP32_BYTES = 4
+TILE_OUTPUTS = 64
+TARGET_BLOCKS = 264
+MIN_DEPTH_OF_A_PART = 512
+TOKEN_TILE = 16
+
+
+def gemm(weights: Sequence[Weight], *, rows: int) -> Work:
+    """``[rows, K] x [N, K]`` in bf16, one matrix."""
+    (one,) = weights
+    return _work(one, rows=rows, num_outputs=one.num_outputs, depth=one.depth)
+
+
+def batched_gemm(weights: Sequence[Weight], *, rows: int) -> Work:
+    """One small matrix a head: absorption of W_UK, or lift by W_UV."""
+    (one,) = weights
+    return _work(one, rows=rows, num_outputs=one.num_outputs, depth=one.depth)
+
+
+def _work(one: Weight, *, rows: int, num_outputs: int, depth: int) -> Work:
+    num_tiles = -(-num_outputs // TILE_OUTPUTS)
+    num_parts = max(1, min(TARGET_BLOCKS // num_tiles, depth // MIN_DEPTH_OF_A_PART))
+    multiply = Pass(
+        num_dependent_loads=1,
+        input_bytes_per_block=rows * depth * BF16_BYTES // num_parts,
+        reads=(Read(region=one.region, num_bytes=one.num_bytes),),
+        flops=2.0 * max(rows, TOKEN_TILE) * num_outputs * depth,
+        unit=Unit.BF16,
+        num_tensor_core_setups=1,
+        num_block_reductions=1,
+        barrier=Barrier.GRID if num_parts > 1 else Barrier.NONE,
+        num_barriers=1 if num_parts > 1 else 0,
+    )
+    add_up = Pass(
+        num_dependent_loads=1,
+        num_blocks=num_tiles,
+        input_bytes_per_block=num_parts * rows * TILE_OUTPUTS * FP32_BYTES,
+    )
+    return Work(
+        num_blocks=num_tiles * num_parts,
+        threads_per_block=128,
+        smem_bytes_per_block=64 * 1024,
+        bytes_in_flight_per_block=48 * 1024,
+        max_blocks_per_sm=2,
+        passes=(multiply, add_up) if num_parts > 1 else (multiply,),
+    )

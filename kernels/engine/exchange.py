@@ -1,0 +1,220 @@
+"""Where the pushes of a rank land.
+
+*Emulated* ranks share a process (and a GPU): the push to peer r lands in r's slots. *Loop-back* runs one rank of T:
+the push to peer r lands in this rank's own slot r, so it sends and polls as much as one of T and all peers say what it
+says. The same slots serve both; only the destination differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from k3sim.kernels.engine.state import Rank
+
+
+@dataclass
+class Mailbox:
+    """A rank's slots for the reference backend: NaN where nothing has arrived. ``gathered`` is one row a token."""
+
+    slots: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def take(self, name: str) -> torch.Tensor:
+        """What arrived, copied; the slots are empty again. What has not arrived is a mistake of the program's order."""
+        slot = self.slots[name]
+        assert not bool(slot.isnan().any()), f"{name}: polled before every rank has pushed"
+        taken = slot.clone()
+        slot.fill_(float("nan"))
+        return taken
+
+
+@dataclass
+class ReferenceExchange:
+    """Mailboxes of all ranks that take part; ``loop_back``: there is one, and it stands for all of them."""
+
+    mailboxes: Sequence[Mailbox]
+    rank: int
+    num_ranks: int
+    loop_back: bool
+
+    @property
+    def own(self) -> Mailbox:
+        return self.mailboxes[0 if self.loop_back else self.rank]
+
+    def landings(self) -> Iterator[tuple[int, Mailbox, int]]:
+        """(peer, its mailbox, slot in it) of a push to everyone."""
+        for peer in range(self.num_ranks):
+            if self.loop_back:
+                yield peer, self.mailboxes[0], peer
+            else:
+                yield peer, self.mailboxes[peer], self.rank
+
+    def push(self, name: str, values: torch.Tensor) -> None:
+        """``values`` into this rank's slot of every peer."""
+        for _, mailbox, slot in self.landings():
+            mailbox.slots[name][slot].copy_(values)
+
+
+def connect_reference(ranks: Sequence[Rank], *, loop_back: bool = False) -> None:
+    """Give each rank its ``exchange``. ``loop_back``: one rank that stands for all ``tp`` of its layout."""
+    import torch
+
+    num_ranks = ranks[0].layout.tp
+    assert len(ranks) == (1 if loop_back else num_ranks), "every rank takes part, or one in loop-back"
+    mailboxes = []
+    for rank in ranks:
+        hidden, moe = rank.architecture.hidden_size, rank.architecture.moe
+        candidates = rank.buffers["head.top"].shape[1]
+        shapes = {
+            "gathered": (rank.rows, hidden),
+            "embed": (num_ranks, rank.rows, hidden),
+            "attention": (num_ranks, rank.rows, hidden),
+            "ffn": (num_ranks, rank.rows, hidden),
+            "latent": (num_ranks, rank.rows, moe.latent_size),
+            "shared": (num_ranks, rank.rows, hidden // num_ranks),
+            "route": (num_ranks, rank.rows, (moe.num_experts + moe.latent_size) // num_ranks),
+            "logits": (num_ranks, rank.rows, rank.architecture.vocab_size // num_ranks),
+            "top": (num_ranks, rank.rows, candidates),
+            "ids": (num_ranks, rank.rows, candidates),
+        }
+        fp32 = ("route", "logits", "top", "ids")
+        mailboxes.append(
+            Mailbox(
+                {
+                    name: torch.full(
+                        shape, torch.nan, dtype=torch.float32 if name in fp32 else rank.dtype, device=rank.device
+                    )
+                    for name, shape in shapes.items()
+                }
+            )
+        )
+    for rank in ranks:
+        rank.exchange = ReferenceExchange(mailboxes, rank.index, num_ranks, loop_back)
+
+
+@dataclass
+class KernelExchange:
+    """A rank's slots in GPU memory and the addresses of its peers', as the exchanging kernels take them.
+
+    Sums of partial rows (all-reduces, pushing projections) share ``sums``: every rank makes those calls in the same
+    order. ``shared_gpu``: several ranks poll on one GPU.
+    """
+
+    sums: Any  # ReceiveBuffers
+    sum_peers: torch.Tensor
+    tail: Any  # TailSlots
+    tail_peers: Any  # TailPeers
+    row_peers: torch.Tensor  # where a whole gathered row goes, [T]
+    front: torch.Tensor
+    front_peers: torch.Tensor
+    candidates: torch.Tensor  # [2, B, 64] int32: fp32 logits, then ids, of this rank
+    candidate_slots: torch.Tensor  # [2, T, B, 64] int32
+    logit_slots: torch.Tensor | None  # [B, T, V / T] fp32
+    rank: int
+    shared_gpu: bool
+    loop_back: bool
+    peers: Sequence[KernelExchange] = ()
+
+    @property
+    def top(self) -> torch.Tensor:
+        import torch
+
+        return self.candidates[0].view(torch.float32)
+
+    @property
+    def ids(self) -> torch.Tensor:
+        return self.candidates[1]
+
+    # Candidates and logits are copied between ranks of one process, who meet at an event; a copy is a product with
+    # one, because a plain one may become a copy-engine node.
+    def push_candidates(self) -> None:
+        import torch
+
+        if self.loop_back:
+            torch.mul(self.candidates[:, None].expand_as(self.candidate_slots), 1, out=self.candidate_slots)
+        for peer in self.peers:
+            torch.mul(self.candidates, 1, out=peer.candidate_slots[:, self.rank])
+
+    def arrived_candidates(self) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        return self.candidate_slots[0].view(torch.float32), self.candidate_slots[1]
+
+    def push_logits(self, logits: torch.Tensor) -> None:
+        import torch
+
+        assert self.logit_slots is not None
+        if self.loop_back:
+            torch.mul(logits[:, None].expand_as(self.logit_slots), 1, out=self.logit_slots)
+        for peer in self.peers:
+            assert peer.logit_slots is not None
+            torch.mul(logits, 1, out=peer.logit_slots[:, self.rank])
+
+    def all_logits(self) -> torch.Tensor:
+        """[B, V], the slots as they lie."""
+        assert self.logit_slots is not None
+        return self.logit_slots.flatten(1)
+
+
+def connect_kernels(ranks: Sequence[Rank], *, loop_back: bool = False) -> None:
+    """Give each rank of this process its slots and its peers' addresses. ``loop_back``: one rank that stands for all.
+
+    Raises UserError for a number of ranks that an exchanging kernel does not take.
+    """
+    import torch
+
+    from k3sim.kernels.latent_tail.launch import TailPeers, TailSlots
+    from k3sim.kernels.proj_allreduce.launch import make_receive_buffers
+    from k3sim.kernels.router_topk.launch import front_peers, front_peers_looped, make_front_slots
+
+    num_ranks = ranks[0].layout.tp
+    assert len(ranks) == (1 if loop_back else num_ranks), "every rank takes part, or one in loop-back"
+    rows, hidden, device = ranks[0].rows, ranks[0].architecture.hidden_size, ranks[0].device
+    samples_whole = "shared-routing" not in ranks[0].program.path.switches
+    count = ranks[0].buffers["head.top"].shape[1]
+    vocab = ranks[0].architecture.vocab_size // num_ranks
+    sums = [make_receive_buffers(ranks=num_ranks, max_rows=rows, hidden=hidden, device=device) for _ in ranks]
+    tails = [TailSlots.allocate(ranks=num_ranks, max_rows=rows, device=device) for _ in ranks]
+    fronts = [make_front_slots(ranks=num_ranks, max_rows=rows, device=device) for _ in ranks]
+
+    def table(addresses: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(addresses, dtype=torch.int64, device=device)
+
+    sum_slot_bytes = rows * hidden * 2
+    exchanges = []
+    for position, rank in enumerate(ranks):
+        if loop_back:
+            base = sums[0].received.data_ptr()
+            sum_peers = table([base + (peer - rank.index) * sum_slot_bytes for peer in range(num_ranks)])
+            tail_peers = TailPeers.looped_back(tails[0], rank=rank.index, rows=rows)
+            row_peers = table([tails[0].gathered.data_ptr()] * num_ranks)
+            front_table = front_peers_looped(fronts[0])
+        else:
+            sum_peers = table([one.received.data_ptr() for one in sums])
+            tail_peers = TailPeers.of(tails)
+            row_peers = tail_peers.gathered
+            front_table = front_peers([one.data_ptr() for one in fronts], rank.index, fronts[position])
+        exchanges.append(
+            KernelExchange(
+                sums=sums[position],
+                sum_peers=sum_peers,
+                tail=tails[position],
+                tail_peers=tail_peers,
+                row_peers=row_peers,
+                front=fronts[position],
+                front_peers=front_table,
+                candidates=torch.zeros((2, rows, count), dtype=torch.int32, device=device),
+                candidate_slots=torch.zeros((2, num_ranks, rows, count), dtype=torch.int32, device=device),
+                logit_slots=torch.zeros((rows, num_ranks, vocab), device=device) if samples_whole else None,
+                rank=rank.index,
+                shared_gpu=len(ranks) > 1,
+                loop_back=loop_back,
+            )
+        )
+    for rank, exchange in zip(ranks, exchanges, strict=True):
+        exchange.peers = () if loop_back else exchanges
+        rank.exchange = exchange

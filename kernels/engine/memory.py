@@ -1,0 +1,133 @@
+"""What a rank needs on its GPU, from the sizes of ``model.layout``, before anything is allocated; and what would fit.
+
+Weights are those that the path reads, each once. The recurrent states have a slot more than sequences (the null slot),
+and the expert kernel's order pads the scales of w2 by two in eight; both are counted as allocated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from k3sim.errors import UserError
+from k3sim.kernels.engine.state import PAGE_TOKENS, activation_shapes
+from k3sim.kernels.engine.weights import EXPERT_MATRICES, matrices_of, subset, vectors
+from k3sim.model.architecture import Architecture
+from k3sim.model.layout import KV_DTYPE_BYTES, Layout, Workload, accepted_tp, rank_matrices, rank_shapes
+from k3sim.model.paths import Path
+from k3sim.model.program import Program, build_program
+
+# CUDA context, code of the kernels, cuBLAS workspaces, graph and exchange slots. An assumption until measured.
+RUNTIME_BYTES = 2 * 10**9
+WIDTHS = (192, 384)  # of an expert's slice, for which the expert kernel is built
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needed:
+    """Bytes of one rank."""
+
+    weights: int
+    experts: int  # of them, the routed experts
+    states: int
+    activations: int
+    runtime: int = RUNTIME_BYTES
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.states + self.activations + self.runtime
+
+
+def needed_bytes(
+    program: Program, architecture: Architecture, layout: Layout, workload: Workload, *, max_tokens: int
+) -> Needed:
+    """Memory of the rank that runs ``program`` with room for ``max_tokens`` cached rows a sequence."""
+    matrices, shapes = rank_matrices(architecture, layout), rank_shapes(architecture, layout)
+    dense = experts = 0
+    for names in matrices_of(program).values():
+        for name in names:
+            if name in EXPERT_MATRICES:
+                experts += shapes.experts_owned * matrices[name].num_bytes
+            else:
+                dense += matrices[name].num_bytes
+    for layer in (*program.layers, architecture.num_layers):
+        for vector in vectors(architecture, layout, layer).values():
+            dense += math.prod(vector.shape) * (4 if vector.fp32 else 2)
+    rows = -(-workload.concurrency // layout.dp)
+    row_bytes = architecture.mla.cache_width * KV_DTYPE_BYTES[workload.kv_dtype]
+    cache = rows * math.ceil(max_tokens / PAGE_TOKENS) * PAGE_TOKENS * row_bytes
+    state = (rows + 1) * (shapes.kda_state_bytes + shapes.kda_conv_state_bytes)
+    layers = [architecture.mixer(layer) for layer in program.layers]
+    activations = sum(
+        math.prod(shape) * (2 if kind == "act" else 4)
+        for shape, kind in activation_shapes(architecture, layout, workload).values()
+    )
+    return Needed(
+        weights=dense + experts,
+        experts=experts,
+        states=layers.count("mla") * cache + layers.count("kda") * state,
+        activations=activations,
+    )
+
+
+def check_memory(
+    architecture: Architecture,
+    layout: Layout,
+    workload: Workload,
+    path: Path,
+    *,
+    max_tokens: int,
+    free_bytes: int,
+) -> Needed:
+    """What the rank needs; UserError when the GPU has less free: how much is missing, and what would fit."""
+
+    def needed(arch: Architecture, candidate: Layout) -> Needed:
+        program = build_program(arch, candidate, workload, path)
+        return needed_bytes(program, arch, candidate, workload, max_tokens=max_tokens)
+
+    wanted = needed(architecture, layout)
+    if wanted.total <= free_bytes:
+        return wanted
+
+    def fits(arch: Architecture, candidate: Layout) -> bool:
+        return needed(arch, candidate).total <= free_bytes
+
+    advice = []
+    layers = _most(architecture.num_layers, lambda count: fits(subset(architecture, count), layout))
+    if layers:
+        advice.append(f"--layers {layers}")
+    if layout.pad_experts and fits(architecture, replace(layout, pad_experts=False)):
+        advice.append("unpadded expert slices")
+    for tp in accepted_tp(architecture):
+        other = replace(layout, tp=tp, pad_experts=False)
+        if tp > layout.tp and _is_built(architecture, other) and fits(architecture, other):
+            advice.append(f"--tp {tp}")
+    missing = wanted.total - free_bytes
+    raise UserError(
+        f"{architecture.num_layers} layers of a {layout.tag} rank need {wanted.total / 1e9:.1f} GB, "
+        f"{missing / 1e9:.1f} GB more than the {free_bytes / 1e9:.1f} GB that are free on the GPU; "
+        + (f"{' or '.join(advice)} would fit" if advice else "lower --concurrency or --context")
+    )
+
+
+def check_built(architecture: Architecture, layout: Layout) -> None:
+    """UserError unless the expert kernel is built for the layout's slice."""
+    if not _is_built(architecture, layout):
+        fitting = [str(tp) for tp in accepted_tp(architecture) if _is_built(architecture, replace(layout, tp=tp))]
+        raise UserError(
+            f"tp={layout.tp}: an expert's slice is {architecture.moe.expert_intermediate // layout.tp} wide, and the "
+            f"expert kernel is built for {' and '.join(map(str, WIDTHS))}; accepted: tp {' or '.join(fitting)}"
+        )
+
+
+def _is_built(architecture: Architecture, layout: Layout) -> bool:
+    return not layout.pad_experts and architecture.moe.expert_intermediate // layout.tp in WIDTHS
+
+
+def _most(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest count up to ``limit`` that fits, 0 when one does not: more never fits where fewer does not."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

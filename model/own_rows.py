@@ -1,0 +1,186 @@
+"""The tables of the paths as this project's own kernels run them (``kernels/engine`` executes them).
+
+They differ from the public kernel lists of ``path_rows`` where the project's kernels are cut differently: plain GEMMs
+are cuBLAS calls, experts take token ids and bf16 rows (no permutation, no quantisation), the latent tail is two or
+three launches, attention and the lift to values are two. The step is what one CUDA graph holds: the sampled token is
+fed back on the GPU, so the host has no row. ``paths.Row`` explains the columns; rows come in pairs as in ``path_rows``.
+
+Order that early launches rely on. A welded consume reads the prefix and the snapshots' part before the kernel ahead of
+it on the stream has ended, although other kernels wrote them. They are complete by then, because the side stream forks
+behind the kernel that wrote the prefix and joins ahead of that consume: at the output projection for the FFN's part,
+at the tail for the next mixer's. A table that moves a fork or a join must keep that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from k3sim.model.path_rows import (
+    ALL_REDUCE,
+    ATTENTION,
+    EARLY,
+    EXPERTS,
+    FETCH,
+    KDA_STATE,
+    MIX,
+    PARTIAL_SUMS,
+    ROUTE,
+    ROWS,
+    SELECT,
+    SELECT_EXPERTS,
+    SHARDS,
+    SIZE,
+    TAIL,
+    WELD,
+    _row,
+)
+from k3sim.model.paths import HEAD, START, Row
+
+SNAPSHOT_LAYER = "snapshot layer"
+NEXT_PART: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "sources": "ffn_sources"}
+WHOLE_ROW: dict[str, int | str] = {"rows": "rows", "width": "hidden"}
+LAUNCHED: dict[str, object] = {"launch": "pdl", "trigger": "start"}
+
+OWN_START_ROWS = (
+    _row("embed.lookup", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, off=(WELD,)),
+    _row("embed.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(WELD,), sends="embed", receives=("embed",)),
+    _row("embed.push", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, on=(WELD,), sends="residual"),
+)
+
+# Input of the mixer. The prefix of a snapshot layer is kept before the mixer's output replaces it (the welded form
+# writes it to the snapshot's place at once), and that form prepares the snapshots' share of the two call sites that
+# follow beside the mixer.
+BEFORE_MIXER = (
+    _row("attn_res.mixer", "attn_res.combine", MIX, off=(WELD,), **LAUNCHED),
+    _row("attn_res.snapshot", "unfused.copy", WHOLE_ROW, off=(WELD,), needs=SNAPSHOT_LAYER),
+    _row("attn_res.mixer", "attn_res.consume", SHARDS, on=(WELD,), receives=("residual",), **EARLY),
+    _row("attn_res.part_ffn", "attn_res.snapshot_part", NEXT_PART, on=(WELD,), stream="aux",
+         after=("attn_res.mixer",)),
+    _row("attn_res.part_mixer", "attn_res.snapshot_part", NEXT_PART, on=(WELD,), stream="aux"),
+)
+
+
+def _output_projection(mixer: str) -> tuple[Row, ...]:
+    weight = f"{mixer}.o_proj"
+    return (
+        _row(weight, "cublas.gemm", ROWS, weights=(weight,), off=(WELD,)),
+        _row(f"{mixer}.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(WELD,), sends="attention",
+             receives=("attention",)),
+        _row(weight, "proj_allreduce.produce", ROWS, weights=(weight,), on=(WELD,), sends="attention",
+             after=("attn_res.part_ffn",), **EARLY),
+    )  # fmt: skip
+
+
+OWN_KDA_ROWS = (
+    *BEFORE_MIXER,
+    _row("kda.in_proj", "cublas.gemm", ROWS, weights=("kda.in_proj",), off=(SIZE,)),
+    _row("kda.in_proj", "skinny_gemv.ring", ROWS, weights=("kda.in_proj",), on=(SIZE,), **EARLY),
+    _row("kda.f_b", "cublas.gemm", ROWS, weights=("kda.f_b",), off=(SIZE,)),
+    _row("kda.conv", "unfused.conv_update",
+         {"rows": "rows", "conv_state_bytes": "kda_conv_state_bytes", "conv_weight_bytes": "kda_conv_weight_bytes"},
+         off=(SIZE,)),
+    _row("kda.recurrent", "unfused.recurrent_update",
+         {"rows": "rows", "heads": "kda_heads", "state_bytes": "kda_state_bytes"}, off=(SIZE,)),
+    _row("kda.gated_norm", "unfused.gated_norm", {"rows": "rows", "heads": "kda_heads", "head_dim": "head_dim"},
+         off=(SIZE,)),
+    _row("kda.decode", "kda_decode.cluster", KDA_STATE, weights=("kda.f_b",), on=(SIZE,), **EARLY),
+    _row("prefetch.o_proj", "l2_prefetch.bulk", {"budget_bytes": 16 << 20}, weights=("kda.o_proj",), on=(FETCH,),
+         stream="prefetch", after=("kda.in_proj",)),
+    *_output_projection("kda"),
+)
+
+OWN_MLA_ROWS = (
+    *BEFORE_MIXER,
+    _row("mla.gate", "cublas.gemm", ROWS, weights=("mla.gate",), off=(SIZE,), stream="aux", after=("attn_res.mixer",)),
+    _row("mla.qkv_a", "cublas.gemm", ROWS, weights=("mla.qkv_a",), off=(SIZE,)),
+    _row("mla.qkv_a_gate", "skinny_gemv.ring", ROWS, weights=("mla.qkv_a", "mla.gate"), on=(SIZE,), **EARLY),
+    _row("mla.norms", "unfused.norm", {"rows": "rows", "width": 2048}, off=(SIZE,)),
+    _row("mla.q_b", "cublas.gemm", ROWS, weights=("mla.q_b",), off=(SIZE,)),
+    _row("mla.absorb", "cublas.batched_gemm", ROWS, weights=("mla.w_uk",), off=(SIZE,)),
+    _row("mla.query_cache", "unfused.query_and_cache", {"rows": "rows", "heads": "mla_own_heads",
+         "kv_row_bytes": "kv_row_bytes"}, off=(SIZE,)),
+    _row("mla.prep", "mla_prep.fused", {"rows": "rows", "heads": "mla_own_heads", "kv_row_bytes": "kv_row_bytes"},
+         weights=("mla.q_b", "mla.w_uk"), on=(SIZE,), launch="pdl", trigger="end"),
+    _row("prefetch.o_proj", "l2_prefetch.bulk", {"budget_bytes": 16 << 20}, weights=("mla.o_proj",), on=(FETCH,),
+         stream="prefetch", after=("mla.prep", "mla.query_cache")),
+    _row("mla.attention", "mla_decode.split_kv", ATTENTION, off=(SIZE,), **LAUNCHED),
+    _row("mla.attention", "mla_decode.split_kv_early", ATTENTION, on=(SIZE,), **EARLY),
+    _row("mla.lift", "cublas.batched_gemm", ROWS, weights=("mla.w_uv",), off=(SIZE,)),
+    _row("mla.gate_multiply", "unfused.elementwise", {"rows": "rows", "width": "mla_value_width"}, off=(SIZE,),
+         after=("mla.gate",)),
+    _row("mla.lift_gate", "mla_decode.lift_gate", {"rows": "rows", "kv_lora_rank": "kv_lora_rank"},
+         weights=("mla.w_uv",), on=(SIZE,), **LAUNCHED),
+    *_output_projection("mla"),
+)  # fmt: skip
+
+BEFORE_OWN_FFN = (
+    _row("attn_res.ffn", "attn_res.combine", MIX, off=(WELD,), **LAUNCHED),
+    _row("attn_res.ffn", "attn_res.consume", PARTIAL_SUMS, on=(WELD,), receives=("attention",), **EARLY),
+)
+
+OWN_DENSE_ROWS = (
+    *BEFORE_OWN_FFN,
+    _row("dense.gate_up", "cublas.gemm", ROWS, weights=("dense.gate_up",), off=(SIZE,)),
+    _row("dense.situ", "unfused.elementwise", {"rows": "rows", "width": "dense_width"}, off=(SIZE,)),
+    _row("dense.gate_up", "skinny_gemv.ring", ROWS, weights=("dense.gate_up",), on=(SIZE,), **EARLY),
+    _row("dense.down", "cublas.gemm", ROWS, weights=("dense.down",), off=(WELD,)),
+    _row("dense.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(WELD,), sends="ffn", receives=("ffn",)),
+    _row("dense.down", "proj_allreduce.produce", ROWS, weights=("dense.down",), on=(WELD,), sends="residual",
+         after=("attn_res.part_mixer",), **EARLY),
+)  # fmt: skip
+
+OWN_MOE_ROWS = (
+    *BEFORE_OWN_FFN,
+    _row("moe.router", "cublas.gemm", ROWS, weights=("moe.router",), off=(ROUTE,)),
+    _row("moe.latent_down", "cublas.gemm", ROWS, weights=("moe.latent_down",), off=(ROUTE,), stream="aux",
+         after=("attn_res.ffn",)),
+    _row("moe.front", "skinny_gemv.ring_push", {"rows": "rows", "sent_bytes_per_row": "route_bytes"},
+         weights=("moe.router_shard", "moe.latent_down_shard"), on=(ROUTE,), sends="route", **EARLY),
+    _row("moe.shared_gate_up", "cublas.gemm", ROWS, weights=("moe.shared_gate_up",), off=(SIZE,), stream="aux",
+         after=("attn_res.ffn",)),
+    _row("moe.shared_situ", "unfused.elementwise", {"rows": "rows", "width": "shared_width"}, off=(SIZE,),
+         stream="aux"),
+    _row("moe.shared_down", "cublas.gemm", ROWS, weights=("moe.shared_down",), off=(SIZE,), stream="aux"),
+    _row("moe.shared_gate_up", "skinny_gemv.ring", ROWS, weights=("moe.shared_gate_up",), on=(SIZE,), stream="aux",
+         after=("attn_res.ffn",), trigger="start"),
+    _row("moe.shared_down", "skinny_gemv.ring", ROWS, weights=("moe.shared_down",), on=(SIZE,), stream="aux",
+         **EARLY),
+    _row("moe.routing", "router_topk.select", SELECT, off=(ROUTE,), **LAUNCHED),
+    _row("moe.routing", "router_topk.gather_select", SELECT, on=(ROUTE,), receives=("route",), **EARLY),
+    _row("moe.experts_1", "expert_gemv.gate_up", EXPERTS, weights=("moe.expert_w13",),
+         off=(SIZE,), after=("moe.latent_down",), **LAUNCHED),
+    _row("moe.experts_2", "expert_gemv.down", EXPERTS, weights=("moe.expert_w2",),
+         off=(SIZE,), **LAUNCHED),
+    _row("moe.experts", "expert_gemv.block", {**SELECT_EXPERTS, "selects": 0},
+         weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE,), after=("moe.latent_down",), **LAUNCHED),
+    _row("prefetch.next", "l2_prefetch.bulk", {"budget_bytes": 48 << 20}, weights=("moe.latent_up_shard", "next layer"),
+         on=(FETCH,), stream="prefetch", after=("moe.routing",)),
+    _row("moe.tail_send", "latent_tail.send", {**TAIL, "expert_rows": 1}, after=("moe.shared_down",), sends="latent",
+         **EARLY),
+    _row("moe.latent_up", "latent_tail.up_after_sum", TAIL, weights=("moe.latent_up_shard",), receives=("latent",),
+         sends="residual", **EARLY),
+    _row("moe.tail_collect", "latent_tail.collect", WHOLE_ROW, off=(WELD,), receives=("residual",), **LAUNCHED),
+)
+
+OWN_HEAD_ROWS = (
+    _row("head.attn_res", "attn_res.combine", MIX, off=(WELD,), **LAUNCHED),
+    _row("head.attn_res", "attn_res.consume", SHARDS, on=(WELD,), receives=("residual",), **EARLY),
+    _row("head.lm_head", "cublas.gemm", ROWS, weights=("lm_head",), off=(ROUTE,)),
+    _row("head.logits", "unfused.gather", {"rows": "rows", "width": "vocab", "ranks": "ranks"}, off=(ROUTE,),
+         sends="logits", receives=("logits",)),
+    _row("head.sample", "unfused.argmax", {"rows": "rows", "width": "vocab"}, off=(ROUTE,)),
+    _row("head.lm_head", "skinny_gemv.ring", ROWS, weights=("lm_head",), on=(ROUTE,), **EARLY),
+    _row("head.top_k", "lm_head.select", {"rows": "rows"}, on=(ROUTE,), **EARLY),
+    _row("head.sample", "unfused.sample", {"rows": "rows", "ranks": "ranks"}, on=(ROUTE,), sends="candidates",
+         receives=("candidates",)),
+    _row("head.advance", "unfused.advance", {"rows": "rows"}),
+)
+
+OWN_TABLES: Mapping[str, tuple[Row, ...]] = {
+    START: OWN_START_ROWS,
+    "kda": OWN_KDA_ROWS,
+    "mla": OWN_MLA_ROWS,
+    "dense": OWN_DENSE_ROWS,
+    "moe": OWN_MOE_ROWS,
+    HEAD: OWN_HEAD_ROWS,
+}

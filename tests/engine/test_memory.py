@@ -1,0 +1,66 @@
+"""What a rank needs, before and after allocation, and what is said when it does not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from small_model import small_architecture  # noqa: E402
+
+from k3sim.errors import UserError  # noqa: E402
+from k3sim.kernels.engine.memory import check_built, check_memory, needed_bytes  # noqa: E402
+from k3sim.kernels.engine.state import build_rank  # noqa: E402
+from k3sim.kernels.engine.weights import random_weights  # noqa: E402
+from k3sim.model.architecture import load_architecture  # noqa: E402
+from k3sim.model.layout import Layout, Workload, resident_bytes  # noqa: E402
+from k3sim.model.paths import find_path  # noqa: E402
+from k3sim.model.program import build_program  # noqa: E402
+
+K3 = load_architecture()
+
+
+def test_a_whole_rank_of_k3_fits_one_h200() -> None:
+    path, layout, workload = find_path("fused", kernel_set="own"), Layout(tp=16), Workload()
+    needed = check_memory(K3, layout, workload, path, max_tokens=8448, free_bytes=150 * 10**9)
+    # 92 layers of 896 experts, a slice of 192: 16 * (384 + 192) * 3584 weights of 4.25 bits for each sixteenth.
+    assert needed.experts == 92 * 896 * 3 * 192 * 3584 * 17 // 32
+    assert 100 * 10**9 < needed.total < 112 * 10**9
+
+
+def test_the_fused_rank_is_the_models_less_what_is_sharded() -> None:
+    """The model's own count has router and latent projections in full; the path shards three of the four."""
+    layout, workload = Layout(tp=16), Workload()
+    program = build_program(K3, layout, workload, find_path("fused", kernel_set="own"))
+    mine = needed_bytes(program, K3, layout, workload, max_tokens=workload.context)
+    whole = resident_bytes(K3, layout, concurrency=1, context=8192, kv_dtype="fp8", sharded_latent=True)
+    router, shard = 896 * 7168 * 2, 896 // 16 * 7168 * 2
+    assert mine.weights == whole.weights - 92 * (router - shard)
+
+
+@pytest.mark.parametrize("name", ["stock", "fused"])
+def test_what_is_allocated_is_what_was_predicted(name: str) -> None:
+    architecture, layout = small_architecture(), Layout(tp=2)
+    workload = Workload(concurrency=3, context=100, kv_dtype="bf16")
+    program = build_program(architecture, layout, workload, find_path(name, kernel_set="own"))
+    weights = random_weights(program, architecture, layout, device="cpu", packed=False)
+    rank = build_rank(architecture, layout, workload, program, weights, device="cpu")
+    needed = needed_bytes(program, architecture, layout, workload, max_tokens=100)
+    assert weights.allocated_bytes() == needed.weights
+    assert rank.state_bytes() == needed.states
+    assert sum(one.numel() * one.element_size() for one in rank.buffers.values()) == needed.activations
+
+
+def test_too_much_is_refused_with_what_would_fit() -> None:
+    path, workload = find_path("fused", kernel_set="own"), Workload()
+    wanted = r"93 layers of a tp8ep1dcp1 rank need 19\d\.\d GB, .* --layers \d\d or --tp 16"
+    with pytest.raises(UserError, match=wanted):
+        check_memory(K3, Layout(tp=8), workload, path, max_tokens=8192, free_bytes=150 * 10**9)
+    with pytest.raises(UserError, match="lower --concurrency or --context"):
+        check_memory(K3, Layout(tp=16), workload, path, max_tokens=8192, free_bytes=2 * 10**9)
+
+
+def test_a_slice_that_the_expert_kernel_lacks_is_refused() -> None:
+    check_built(K3, Layout(tp=8))
+    with pytest.raises(UserError, match=r"tp=4: an expert's slice is 768 wide.*accepted: tp 8 or 16"):
+        check_built(K3, Layout(tp=4))
