@@ -7,34 +7,50 @@ What it computes
     neutral element of ``lse_merge``, so the same launch serves a rank's share of a context.
 
 How data moves
-    Blocks of a cluster of eight, and clusters, take pages in turn. cp.async brings a page into a ring, each warp the
-    eight rows that it will score itself, so that scores wait for no other warp. Rows are padded in shared memory (608
-    B for e4m3, 1184 B for bf16), which makes every fragment load below free of bank conflicts. Bulk copies lost: the
-    padding needs one a row, the instruction takes uniform operands, so a warp issues its lanes' copies one by one (64
-    by one warp: 100 us at 128k tokens, 16 clusters; 8 by each of eight: 64 us; H200, 2026-11-29). A byte of the
-    cache is read from shared memory twice and converted in registers; it is never written back in another format,
-    which is what lets a block keep up: an e4m3 to bf16 tile in shared memory would cost 4.5 KB of shared-memory
-    traffic a token, twice the time of HBM.
+    Blocks of a cluster of eight, and clusters, take pages in turn. Of the twelve warps of a block (one block an SM, 168
+    registers a thread) four score and eight sum values, so that the scores and the softmax of one page run beside the
+    products of the page before: with every warp doing both in turn, a page was one chain of loads, barriers and
+    exponents of 3,400 cycles, of which the tensor cores worked 830 (H200, 2026-11-29: 35.2 us at 128k tokens, 8 warps,
+    issue slots a third busy). Two such blocks an SM lost to reading the query from shared memory (43.7 us).
 
-    Scores: a warp takes 8 tokens of the page as the n8 of mma.sync m16n8k16, 16 heads as m16, and holds the query as
-    operand A in registers (128 of them; the last steps read it from shared memory). The order of the 576 dimensions
-    inside the products is free, so a thread takes 16 contiguous bytes of its token. Row maxima meet in shared memory;
-    probabilities go there in the order in which operand A of the second product wants them. The next page's scores
-    are computed right after this page's output products, with no barrier between: either would leave the tensor cores
-    idle for its latency (0.95 us a page one after the other, without copies). Output: a warp takes 64 of the 512
-    dimensions for all 64 tokens. Operand B needs pairs of tokens in one register: byte permutes do the transposition
-    that ldmatrix cannot do on bytes. e4m3 is exact in f16, so that form multiplies in f16 (queries beyond 65504 would
-    overflow); the bf16 form multiplies in bf16.
+    cp.async brings a page into a ring. A value warp copies the 64 dimensions that it will sum, so it refills them when
+    it alone is done with them, and no barrier says that a slot is free; the score warps were done before they handed
+    over the probabilities. Rows are padded in shared memory (608 B for e4m3, 1184 B for bf16), which makes every
+    fragment load below free of bank conflicts. Bulk copies lost: the padding needs one a row, the instruction takes
+    uniform operands, so a warp issues its lanes' copies one by one (64 by one warp: 100 us at 128k tokens, 16 clusters;
+    8 by each of eight: 64 us; H200, 2026-11-29). A byte of the cache is read from shared memory twice and converted in
+    registers; it is never written back in another format: an e4m3 to bf16 tile in shared memory would cost 4.5 KB of
+    shared-memory traffic a token, twice the time of HBM.
+
+    Scores: a warp takes 16 tokens of the page as two n8 of mma.sync m16n8k16, 16 heads as m16, and holds two thirds of
+    the query as operand A in registers (96 of them); the others come from shared memory, once for both n8. The order of
+    the 576 dimensions inside the products is free, so a thread takes 16 contiguous bytes of its token; so is the order
+    of tokens, so the probabilities that a thread computes are the four that operand A of the second product wants in
+    that lane: one store and one load of 16 bytes a step. Row maxima meet in shared memory, with a barrier of the score
+    warps alone. The exponents' reference follows the maximum only when it grew much (``LAG``); it is what maxima mean
+    below, and the sums and accumulators of a block share it.
+
+    Values: a warp takes 64 of the 512 dimensions for all 64 tokens. Operand B needs pairs of tokens in one register:
+    byte permutes do the transposition that ldmatrix cannot do on bytes. e4m3 is exact in f16, so that form multiplies
+    in f16 (queries beyond 65504 would overflow); the bf16 form multiplies in bf16.
+
+Who waits for whom (mbarriers; tile t of a block is in ring slot t % stages, its probabilities in slot t % 2)
+    filled[stage]   256 arrivals, one by the copies of each value thread; score warps wait before they read keys
+    query_there     6 arrivals, one by each value warp that loads a part of the shared query; score warps wait once
+    scored[slot]    4 arrivals; value warps wait before they read probabilities and values (whose copies the score warps
+                    have seen arrive)
+    summed[slot]    8 arrivals; score warps wait before they write the probabilities two tiles on
 
 Merge
-    Warp w of each block owns dimensions 64 w to 64 w + 63 and stores them into block w of the cluster, so one cluster
-    barrier gives every block one slice from all eight. With more clusters a row, each block leaves its slice in the
-    workspace and counts; of the blocks with the same slice the last one merges them. The counter wraps to zero by
+    Value warp w of each block owns dimensions 64 w to 64 w + 63 and stores them into block w of the cluster, so one
+    cluster barrier gives every block one slice from all eight. With more clusters a row, each block leaves its slice in
+    the workspace and counts; of the blocks with the same slice the last one merges them. The counter wraps to zero by
     itself (replay needs no host). Merging all splits in one last block would let one SM read 3 MB at 8k tokens: 28 us.
 
 Where it stands
-    Not yet run on a GPU in this form. The form before it (one page after the other, copies by the copy engine) is
-    checked: 8k tokens 9.1 us, 128k tokens 36.2 us (H200, 2026-11-29; h200.json beside this file).
+    Not yet run on a GPU in this form: it builds for all three architectures without spills, and its index arithmetic
+    and barriers were emulated. The form before it (eight warps, each scoring and summing) is checked: 8k tokens 9.0 us,
+    128k tokens 35.2 us, bf16 cache 46 us (H200, 2026-11-29). The aim is 23 us, of which HBM needs 17.
 
 Limits
     Heads in tiles of 16 (6 and 12 pad to one; tiles of more heads share the cache through L2). Context length is not
@@ -130,7 +146,8 @@ class _Shared:
         self.filled = self.query + 2 * len(SHARED_PAIRS) * FRAGMENT  # a barrier a stage
         self.scored = self.filled + configuration.stages * 8  # a barrier a slot: probabilities are there
         self.summed = self.scored + SLOTS * 8  # a barrier a slot: all value warps have read them
-        self.flag = self.summed + SLOTS * 8
+        self.query_there = self.summed + SLOTS * 8
+        self.flag = self.query_there + 16
         self.total = self.flag + 16
         assert self.total <= SHARED_BYTES
 
@@ -185,6 +202,17 @@ def _floats(words: ptx.Words) -> list[Float32]:
 def _again(value: Int32) -> Int32:
     """The same, hidden from common-subexpression elimination."""
     return ptx.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value])
+
+
+def _tiles(num_tokens: Int32, block: Int32, splits: int) -> tuple[Int32, Int32]:
+    """Tiles of the row, and of this block."""
+    num_tiles = (num_tokens + TILE_TOKENS - 1) // TILE_TOKENS
+    return num_tiles, (num_tiles - block + splits - 1) // splits
+
+
+def _query_place(pair: int | Int32, quad: Int32, *, fp8: bool) -> Int32:
+    """Byte of a head's query where this thread's eight values of two steps begin: those of its 16 bytes of a token."""
+    return pair // 2 * 128 + quad * 32 + pair % 2 * 16 if fp8 else pair * 64 + quad * 16
 
 
 def _as_operand(pair: Uint32, *, fp8: bool) -> Uint32:
@@ -268,6 +296,8 @@ def _write_scores(
     sKey = sBase + stage * configuration.stage_bytes + my_token * row_stride + quad * 16
     sQuery = sBase + shared.query + lane * 16
     ptx.barrier_wait(sBase + shared.filled + stage * 8, (tile // configuration.stages) & 1)
+    if tile == 0:
+        ptx.barrier_wait(sBase + shared.query_there, Int32(0))
 
     # Two n8 tiles of 8 tokens, and two chains each, because one would wait for every product before it.
     chains = [[[Float32(0.0)] * 4 for _ in range(2)] for _ in range(2)]
@@ -404,7 +434,7 @@ def _mla_decode(
     tid, _, _ = cute.arch.thread_idx()
     block, head_tile, row = cute.arch.block_idx()
     warp, lane = tid // 32, tid % 32
-    scores = cute.arch.make_warp_uniform(warp) < SCORE_WARPS
+    does_scores = cute.arch.make_warp_uniform(warp) < SCORE_WARPS
     group, quad = lane // 4, lane % 4  # mma row or column of this thread, and its place among the four on it
     splits = clusters * CLUSTER
     value_warp = warp - SCORE_WARPS
@@ -415,53 +445,41 @@ def _mla_decode(
     if const_expr(not configuration.settled_cache):
         cute.arch.griddepcontrol_wait()
 
-    num_tokens = ptx.load_int(mTokens + Int64(row) * 4)
-    mMyPages = mPages + (Int64(row) * pages_stride + block) * 4
-    rPages = cute.make_rmem_tensor((2,), Int32)  # of a value warp: lane l knows the pages of tiles 32 i + l, the next i
-    rPages.fill(0)
-    if warp >= SCORE_WARPS:
-        for ahead in range_constexpr(2):
-            at = (lane + 32 * ahead) * splits
-            if block + at < pages_width:  # not only pages in use: the length is still on its way
-                rPages[ahead] = ptx.load_int(mMyPages + Int64(at) * 4)
-    if tid == 0:
-        for stage in range_constexpr(stages):
-            ptx.barrier_init(sBase + shared.filled + stage * 8, 32 * VALUE_WARPS)
-        for slot in range_constexpr(SLOTS):
-            ptx.barrier_init(sBase + shared.scored + slot * 8, SCORE_WARPS)
-            ptx.barrier_init(sBase + shared.summed + slot * 8, VALUE_WARPS)
-        ptx.barrier_init_fence()
-    cute.arch.sync_threads()
-
-    num_tiles = (num_tokens + TILE_TOKENS - 1) // TILE_TOKENS
-    my_tiles = (num_tiles - block + splits - 1) // splits
+    rOut = cute.make_rmem_tensor((32,), Float32)
+    rOut.fill(0.0)
     # Operand A of the scores: this thread's dimensions of heads ``group`` and ``group + 8``. Places without a head take
     # the last one: their sums go nowhere, and all loads are one round trip.
     gQueries = [
         mQuery + (Int64(row) * heads + cutlass.min(head_tile * HEAD_TILE + group + 8 * half, heads - 1)) * (2 * ROW)
         for half in range(2)
     ]
-
-    rOut = cute.make_rmem_tensor((32,), Float32)
-    rOut.fill(0.0)
-    if scores:
+    if does_scores:
+        if tid == 0:
+            for stage in range_constexpr(stages):
+                ptx.barrier_init(sBase + shared.filled + stage * 8, 32 * VALUE_WARPS)
+            for slot in range_constexpr(SLOTS):
+                ptx.barrier_init(sBase + shared.scored + slot * 8, SCORE_WARPS)
+                ptx.barrier_init(sBase + shared.summed + slot * 8, VALUE_WARPS)
+            ptx.barrier_init(sBase + shared.query_there, len(SHARED_PAIRS))
+            ptx.barrier_init_fence()
+        cute.arch.sync_threads()  # barriers are there
         if const_expr(configuration.settled_cache):
             cute.arch.griddepcontrol_wait()
         rQuery = cute.make_rmem_tensor((8 * len(REGISTER_PAIRS),), Uint32)
         for number in range_constexpr(len(REGISTER_PAIRS)):
-            pair = REGISTER_PAIRS[number]
-            at = pair // 2 * 128 + quad * 32 + pair % 2 * 16 if fp8 else pair * 64 + quad * 16
             for half in range_constexpr(2):
-                words = ptx.load_cached(gQueries[half] + at)
+                words = ptx.load_cached(gQueries[half] + _query_place(REGISTER_PAIRS[number], quad, fp8=fp8))
                 for word in range_constexpr(4):
                     rQuery[4 * (2 * number + word // 2) + 2 * (word % 2) + half] = words[word]
+        cute.arch.sync_warp()  # keeps the next load here: the compiler waits for a uniform value where it loads it
+        num_tokens = ptx.load_int(mTokens + Int64(row) * 4)
+        _, my_tiles = _tiles(num_tokens, block, splits)
         for i in range_constexpr(8 * len(REGISTER_PAIRS)):
             rQuery[i] = _as_operand(rQuery[i], fp8=fp8)
         rReference = cute.make_rmem_tensor((2,), Float32)
         rReference.fill(-Float32.inf)
         rSum = cute.make_rmem_tensor((2,), Float32)
         rSum.fill(0.0)
-        cute.arch.sync_threads()
         for tile in cutlass.range(my_tiles, unroll=1):
             valid = num_tokens - (block + tile * splits) * TILE_TOKENS
             _write_scores(tile, rQuery, rReference, rSum, valid, warp, lane, sBase, configuration)
@@ -472,22 +490,30 @@ def _mla_decode(
                 ptx.shared_store_float(sBase + shared.sums + (head * SCORE_WARPS + warp) * 4, totals[half])
                 ptx.shared_store_float(sBase + shared.references + head * 4, rReference[half])  # all warps the same
     else:
+        mMyPages = mPages + (Int64(row) * pages_stride + block) * 4
+        rPages = cute.make_rmem_tensor((2,), Int32)  # lane l knows the pages of tiles 32 i + l and 32 (i + 1) + l
+        rPages.fill(0)
+        for ahead in range_constexpr(2):
+            at = (lane + 32 * ahead) * splits
+            if block + at < pages_width:  # not only pages in use: the length is still on its way
+                rPages[ahead] = ptx.load_int(mMyPages + Int64(at) * 4)
+        cute.arch.sync_threads()  # barriers are there
+        num_tokens = ptx.load_int(mTokens + Int64(row) * 4)  # last, as above
+
+        num_tiles, my_tiles = _tiles(num_tokens, block, splits)
         copies = (num_tokens, block, value_warp, lane, sBase, mCache, page_bytes)
         last = my_tiles - 1
-        owns_newest = (my_tiles > 0) & (block + last * splits == num_tiles - 1)
-        for tile in range_constexpr(stages):
-            first = tile < my_tiles
-            if const_expr(configuration.settled_cache):
-                first = first & ((not owns_newest) | (tile != last))
-            if first:
-                _request(rPages, Int32(tile), *copies, configuration)
+        held_back = Int32(0)  # 1 where the row's last page is this block's: the launch before may be writing to it
+        if (my_tiles > 0) & (block + last * splits == num_tiles - 1) & configuration.settled_cache:
+            held_back = Int32(1)
+        for tile in cutlass.range(cutlass.min(my_tiles - held_back, stages), unroll=1):
+            _request(rPages, tile, *copies, configuration)
         if const_expr(configuration.settled_cache):
             cute.arch.griddepcontrol_wait()
-            if owns_newest & (last < stages):
+            if (held_back > 0) & (last < stages):
                 _request(rPages, last, *copies, configuration)
         if value_warp < len(SHARED_PAIRS):
-            pair = 2 + 3 * value_warp
-            at = pair // 2 * 128 + quad * 32 + pair % 2 * 16 if fp8 else pair * 64 + quad * 16
+            at = _query_place(2 + 3 * value_warp, quad, fp8=fp8)
             halves = [ptx.load_cached(gQuery + at) for gQuery in gQueries]
             for odd in range_constexpr(2):
                 words = [halves[half][2 * odd + word] for word in range(2) for half in range(2)]
@@ -495,12 +521,14 @@ def _mla_decode(
                     sBase + shared.query + (2 * value_warp + odd) * FRAGMENT + lane * 16,
                     [_as_operand(word, fp8=fp8) for word in words],
                 )
-        cute.arch.sync_threads()
+            cute.arch.sync_warp()
+            if lane == 0:
+                ptx.barrier_arrive(sBase + shared.query_there)
         for tile in cutlass.range(my_tiles, unroll=1):
             _add_values(tile, rOut, value_warp, lane, sBase, configuration)
             following = tile + stages
             if following < my_tiles:
-                if following % 32 == 0:  # noqa: SIM102 - the same for the whole warp, the inner one is not
+                if following % 32 == 0:
                     rPages[0] = rPages[1]
                     if following + 32 + lane < my_tiles:
                         rPages[1] = ptx.load_int(mMyPages + Int64((following + 32 + lane) * splits) * 4)

@@ -129,6 +129,13 @@ def test_split_fills_the_gpu_once() -> None:
     assert launch.chosen_clusters(1, 96) == launch.MAX_CLUSTERS // 6
 
 
+def test_short_contexts_take_fewer_clusters() -> None:
+    assert [launch.chosen_clusters(1, 12, pages) for pages in (0, 1, 23, 24, 128, 129, 2048)] == [
+        1, 1, 1, 2, 8, 8, launch.MAX_CLUSTERS
+    ]  # fmt: skip
+    assert launch.chosen_clusters(4, 12, 2048) == launch.chosen_clusters(4, 12)
+
+
 def _run(query, cache, pages, lengths, **options):  # type: ignore[no-untyped-def]
     rows, heads, _ = query.shape
     out = torch.full((rows, heads, 512), math.nan, dtype=torch.bfloat16, device="cuda")
