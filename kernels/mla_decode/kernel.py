@@ -513,13 +513,16 @@ def _mla_decode(
             if (held_back > 0) & (last < stages):
                 _request(rPages, last, *copies, configuration)
         if value_warp < len(SHARED_PAIRS):
-            at = _query_place(2 + 3 * value_warp, quad, fp8=fp8)
+            at = _query_place(2 + 3 * value_warp, quad, fp8=fp8)  # SHARED_PAIRS[value_warp]
             halves = [ptx.load_cached(gQuery + at) for gQuery in gQueries]
             for odd in range_constexpr(2):
-                words = [halves[half][2 * odd + word] for word in range(2) for half in range(2)]
                 ptx.shared_store4(
                     sBase + shared.query + (2 * value_warp + odd) * FRAGMENT + lane * 16,
-                    [_as_operand(word, fp8=fp8) for word in words],
+                    [
+                        _as_operand(halves[half][2 * odd + word], fp8=fp8)
+                        for word in range(2)
+                        for half in range(2)
+                    ],
                 )
             cute.arch.sync_warp()
             if lane == 0:

@@ -167,6 +167,21 @@ def test_kernel_against_reference(heads, lengths, dtype, settled_cache) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [E4M3, torch.bfloat16])
+def test_many_tiles_a_block_and_maxima_that_grow(dtype) -> None:  # type: ignore[no-untyped-def]
+    """256 tiles a block, so page numbers are fetched several times; scores wide enough that sums are rescaled."""
+    query, *rest = _case(12, [131067, 100], dtype, device="cuda", pages_in_cache=2200)
+    case = (query * 6, *rest)
+    out, log_sum, workspace = _run(*case, clusters=1)
+    expected = reference.mla_decode(*case)
+    assert (verdict := compare(out, expected.output_BHV, "attention_fp8" if dtype == E4M3 else "attention_bf16")), (
+        verdict
+    )
+    assert (verdict := compare(log_sum, expected.log_sum_exp_BH, "log_sum_exp")), verdict
+    assert not workspace.counters.any()
+
+
+@pytest.mark.gpu
 def test_pages_beyond_two_to_the_31_bytes() -> None:
     cache = torch.zeros(60000, 64, 576, dtype=torch.uint8, device="cuda").view(E4M3)
     query, small, _, lengths = _case(12, [128], E4M3, device="cuda", pages_in_cache=2)
