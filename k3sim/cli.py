@@ -1,4 +1,7 @@
-"""The command line. Exit status: 0 ok, 2 bad input (one line on standard error), 130 interrupted."""
+"""The command line.
+
+Exit status: 0 ok, 1 a kernel that fails its check, 2 bad input (one line on standard error), 130 interrupted.
+"""
 
 from __future__ import annotations
 
@@ -316,6 +319,79 @@ def kernels_build(
         sys.stdout.write(dump_json({"schema_version": SCHEMA_VERSION, **manifest}))
     else:
         print_kernel_build(manifest, str(folder / "manifest.json"))
+
+
+Operators = Annotated[list[str] | None, typer.Argument(help="Operators; all when none is named.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")]
+
+
+@kernels_app.command("check", epilog="Example: k3sim kernels check router_topk --replays 100")
+def kernels_check(
+    operators: Operators = None,
+    replays: Annotated[int, typer.Option(help="Replays of each call in a CUDA graph, 0 for none.")] = 1000,
+    seed: Seed = 0,
+    json_output: Json = False,
+) -> None:
+    """Run kernels against references on this GPU; exit status 1 when one fails."""
+    from dataclasses import asdict
+
+    from k3sim.kernels.check import check
+    from k3sim.report import SCHEMA_VERSION, dump_json
+    from k3sim.tables import print_checked
+
+    found = check(
+        operators or (), seed=seed, num_replays=replays, on_case=(lambda _: None) if json_output else print_checked
+    )
+    if json_output:
+        # Numbers that JSON has no word for, of a case that raised.
+        cases = [{k: None if v != v else v for k, v in asdict(one).items()} for one in found]
+        sys.stdout.write(dump_json({"schema_version": SCHEMA_VERSION, "cases": cases}))
+    else:
+        failed = sum(not one.ok for one in found)
+        sys.stdout.write(f"{len(found)} cases, {failed} failed\n")
+    if not all(one.ok for one in found):
+        raise typer.Exit(1)
+
+
+@kernels_app.command("bench", epilog="Example: k3sim kernels bench skinny_gemv --budget-s 120")
+def kernels_bench(
+    operators: Operators = None,
+    out: Annotated[
+        str | None, typer.Option(help="File for the samples; by default <gpu>-kernels.json in this folder.")
+    ] = None,
+    replays: Annotated[int, typer.Option(help="Replays of each graph; every one is a sample.")] = 200,
+    budget_s: Annotated[
+        float | None, typer.Option(help="Begin no case after so many seconds; --resume measures the rest.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep what the file holds, of the same GPU, and measure what it lacks.")
+    ] = False,
+    seed: Seed = 0,
+    json_output: Json = False,
+) -> None:
+    """Time kernels on this GPU beside the floor, cuBLAS, and FLA and FlashInfer where they are installed."""
+    from pathlib import Path
+
+    from k3sim.kernels.measure import measure, row_line
+    from k3sim.report import SCHEMA_VERSION, dump_json
+    from k3sim.tables import print_bench
+
+    def progress_line(row: dict[str, Any]) -> None:
+        sys.stderr.write(row_line(row) + "\n")
+
+    document = measure(
+        operators or (),
+        out=None if out is None else Path(out),
+        num_replays=replays,
+        budget_s=budget_s,
+        resume=resume,
+        seed=seed,
+        on_row=progress_line,
+    )
+    if json_output:
+        sys.stdout.write(dump_json({"schema_version": SCHEMA_VERSION, **document}))
+    else:
+        print_bench(document)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

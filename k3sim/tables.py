@@ -11,6 +11,7 @@ from rich.table import Table
 
 from k3sim.calibrate.validate import Row
 from k3sim.comparison import Comparison
+from k3sim.kernels.check import Checked
 from k3sim.report import Report
 from k3sim.sim.machine import Machine, describe
 from k3sim.sim.predict import Prediction
@@ -18,10 +19,10 @@ from k3sim.sim.waits import WORK_PARTS, Part
 from k3sim.stage_comparison import StageComparison
 
 
-def _console() -> Console:
+def _console(width: int = 110) -> Console:
     # Without a terminal the width is fixed, so that a table is the same in every log.
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=110)
+    return console if console.is_terminal else Console(highlight=False, width=width)
 
 
 def _table(*columns: str, left: int = 1) -> Table:
@@ -178,6 +179,41 @@ def print_kernel_build(manifest: Mapping[str, Any], path: str) -> None:
         )
     console.print(table)
     console.print(f"\nmanifest  {path}", soft_wrap=True)
+
+
+def print_checked(checked: Checked) -> None:
+    """One case of a check: error, bound, verdict."""
+    console = _console()
+    console.print(checked.line, soft_wrap=True, markup=False)
+    console.file.flush()  # a run takes minutes, and may be cut off
+
+
+def print_bench(document: Mapping[str, Any]) -> None:
+    """One line a case: times, rate, fraction of the floor, and the fastest peer that ran."""
+    console = _console(width=160)
+    rate = document["environment"]["read_bytes_per_s"]
+    console.print(f"{document['environment']['gpu']}, read bandwidth {rate / 1e12:.2f} TB/s = 100 %\n", soft_wrap=True)
+    table = _table(
+        "operator", "case", "us", "p10", "p90", "again", "MB", "TB/s", "of floor", "best peer us", "x ours", left=2
+    )
+    table.columns[1].no_wrap = False  # long names, where the terminal is narrow
+    for row in document["timings"]:
+        ran = [peer for peer in row["peers"] if "error" not in peer]
+        best = min(ran, key=lambda peer: peer["median_us"], default=None)
+        moves = row["moved_bytes"] > 0
+        table.add_row(
+            row["operator"],
+            row["case"],
+            *(f"{row[key]:.2f}" for key in ("median_us", "p10_us", "p90_us", "second_median_us")),
+            f"{row['moved_bytes'] / 1e6:.1f}" if moves else "",
+            f"{row['tb_per_s']:.2f}" if moves else "",
+            f"{100 * row['of_floor']:.0f} %" if moves else "",
+            f"{best['median_us']:.2f}" if best else "",
+            f"{best['ratio']:.2f}" if best else "",
+        )
+    console.print(table)
+    rest = f"; {document['left']} cases left, for --resume" if document["left"] else ""
+    console.print(f"\nsamples  {document['file']}{rest}", soft_wrap=True)
 
 
 @contextmanager

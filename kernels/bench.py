@@ -54,39 +54,58 @@ def time_calls(
     name: str, calls: Sequence[Callable[[], object]], *, num_replays: int = 200, graph_us: float = GRAPH_US
 ) -> Timing:
     """Time ``calls``, each of which launches on the current stream; allocations inside them are not allowed."""
-    import torch
+    return _Replayed(name, calls, graph_us).time(num_replays)
 
-    for call in calls[:2]:
-        call()  # compiles and loads, which a capture must not
-    torch.cuda.synchronize()
 
-    def replay_us(graph: torch.cuda.CUDAGraph, repeats: int) -> list[float]:
+def time_twice(
+    name: str, calls: Sequence[Callable[[], object]], *, num_replays: int = 200, graph_us: float = GRAPH_US
+) -> tuple[Timing, Timing]:
+    """``time_calls`` and the same graph once more: their difference is the noise floor."""
+    replayed = _Replayed(name, calls, graph_us)
+    return replayed.time(num_replays), replayed.time(num_replays)
+
+
+class _Replayed:
+    """A graph of rounds of calls, long against what a replay costs to start."""
+
+    def __init__(self, name: str, calls: Sequence[Callable[[], object]], graph_us: float) -> None:
+        import torch
+
+        self.name = name
+        for call in calls[:2]:
+            call()  # compiles and loads, which a capture must not
+        torch.cuda.synchronize()
+
+        def capture(rounds: int) -> torch.cuda.CUDAGraph:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(rounds):
+                    for call in calls:
+                        call()
+            return graph
+
+        self.graph = capture(1)
+        once_us = min(self._replays_us(4)[1:])
+        rounds = max(1, math.ceil(graph_us / once_us))
+        if rounds > 1:
+            self.graph = capture(rounds)
+        self.num_calls = rounds * len(calls)
+
+    def time(self, num_replays: int) -> Timing:
+        self._replays_us(3)
+        samples = tuple(one / self.num_calls for one in self._replays_us(num_replays))
+        return Timing(name=self.name, num_calls_per_replay=self.num_calls, samples_us=samples)
+
+    def _replays_us(self, repeats: int) -> list[float]:
+        import torch
+
         pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
         for start, end in pairs:
             start.record()
-            graph.replay()
+            self.graph.replay()
             end.record()
         torch.cuda.synchronize()
         return [start.elapsed_time(end) * 1e3 for start, end in pairs]
-
-    def capture(rounds: int) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(rounds):
-                for call in calls:
-                    call()
-        return graph
-
-    once_us = min(replay_us(capture(1), 4)[1:])
-    rounds = max(1, math.ceil(graph_us / once_us))
-    graph = capture(rounds)
-    replay_us(graph, 3)
-    count = rounds * len(calls)
-    return Timing(
-        name=name,
-        num_calls_per_replay=count,
-        samples_us=tuple(one / count for one in replay_us(graph, num_replays)),
-    )
 
 
 def environment(commit: str | None = None) -> dict[str, Any]:
@@ -119,17 +138,24 @@ def environment(commit: str | None = None) -> dict[str, Any]:
     }
 
 
-def write_samples(path: Path, timings: Sequence[Timing], where: dict[str, Any]) -> None:
-    """Store every sample, with the summary beside it for reading; one line a measurement."""
-    rows = [
-        {
-            **asdict(one),
-            "samples_us": [round(sample, 4) for sample in one.samples_us],
-            "median_us": round(one.median_us, 4),
-            "p10_us": round(one.percentile_us(10), 4),
-            "p90_us": round(one.percentile_us(90), 4),
-        }
-        for one in timings
-    ]
-    lines = ",\n".join("  " + json.dumps(row) for row in rows)
-    path.write_text(f'{{"environment": {json.dumps(where)},\n "timings": [\n{lines}\n]}}\n')
+def sample_row(timing: Timing) -> dict[str, Any]:
+    """A measurement as it is stored: every sample, with the summary for reading.
+
+    Four digits: an event's half microsecond in a graph of 2 ms is no less.
+    """
+    return {
+        **asdict(timing),
+        "samples_us": [float(f"{sample:.4g}") for sample in timing.samples_us],
+        "median_us": round(timing.median_us, 4),
+        "p10_us": round(timing.percentile_us(10), 4),
+        "p90_us": round(timing.percentile_us(90), 4),
+    }
+
+
+def write_samples(path: Path, timings: Sequence[Timing | dict[str, Any]], where: dict[str, Any]) -> None:
+    """Store measurements, or rows made from them, one line each. What was there before stays until all is written."""
+    rows = [sample_row(one) if isinstance(one, Timing) else one for one in timings]
+    lines = ",\n".join("  " + json.dumps(row, separators=(",", ":")) for row in rows)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(f'{{"environment": {json.dumps(where)},\n "timings": [\n{lines}\n]}}\n')
+    partial.replace(path)

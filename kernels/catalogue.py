@@ -15,10 +15,13 @@ Kernels = dict[str, Compile]
 NUM_SMS = {"sm_90a": 132, "sm_100a": 148, "sm_103a": 152}
 # Outputs and depth of the matrices at TP8 and TP16 (model/layout.py, rank_matrices).
 GEMV_SHAPES = (
-    (6288, 7168), (3216, 7168), (2112, 7168), (3584, 7168), (896, 7168), (448, 7168), (112, 7168), (56, 7168),
+    (6288, 7168), (3216, 7168), (2112, 7168), (3648, 7168), (2880, 7168), (3584, 7168), (896, 7168), (448, 7168),
+    (112, 7168), (56, 7168),
     (1536, 7168), (768, 7168), (8448, 7168), (4224, 7168), (7168, 1536), (7168, 768), (7168, 384), (7168, 4224),
     (7168, 2112), (7168, 3584), (896, 3584), (448, 3584), (2304, 1536), (1152, 1536), (1536, 128), (768, 128),
+    (20480, 7168), (10240, 7168),
 )  # fmt: skip
+PRODUCE_SHAPES = ((1536, 8), (768, 16), (4224, 8), (2112, 16))  # depth and ranks: attention, dense layer
 GEMV_ROWS = (1, 8)  # the FMA and the tensor-core form
 
 
@@ -26,7 +29,9 @@ def skinny_gemv() -> Kernels:
     from k3sim.kernels.compile_cache import architecture
     from k3sim.kernels.skinny_gemv.configuration import Epilogue, GemvConfiguration, rule_tiling
 
-    def entry(num_outputs: int, depth: int, rows: int, epilogue: Epilogue, num_peers: int) -> Compile:
+    def entry(
+        num_outputs: int, depth: int, rows: int, epilogue: Epilogue, num_peers: int, polled: bool = False
+    ) -> Compile:
         def compile_one() -> Any:
             from k3sim.kernels.skinny_gemv.kernel import compile_gemv
 
@@ -39,9 +44,10 @@ def skinny_gemv() -> Kernels:
                     num_outputs=num_outputs,
                     depth=depth,
                     rows=rows,
-                    fp32_out=False,
+                    fp32_out=polled,
                     epilogue=epilogue,
                     num_peers=num_peers,
+                    polled=polled,
                     tiling=tiling,
                 ).check()
             )
@@ -57,6 +63,9 @@ def skinny_gemv() -> Kernels:
         if epilogue is not Epilogue.NONE:
             kernels[f"1536x7168_rows1_{epilogue.name.lower()}"] = entry(1536, 7168, 1, epilogue, 0)
     kernels["7168x768_rows1_push8"] = entry(7168, 768, 1, Epilogue.NONE, 8)
+    for outputs, ranks in ((560, 8), (280, 16)):  # router and latent down shard, TP8 and TP16
+        for rows in GEMV_ROWS:
+            kernels[f"{outputs}x7168_rows{rows}_front{ranks}"] = entry(outputs, 7168, rows, Epilogue.NONE, ranks, True)
     return kernels
 
 
@@ -118,13 +127,13 @@ def expert_gemv() -> Kernels:
 
         return compile_one
 
-    kernels = {
-        f"width{width}_{'fp32' if fp32 else 'bf16'}": entry(width, fp32)
-        for width in (384, 192)
-        for fp32 in (False, True)
-    }
-    return kernels | {
-        f"width{width}_{part}": entry(width, False, part) for width in (384, 192) for part in ("gate_up", "down")
+    return {
+        **{
+            f"width{width}_{'fp32' if fp32 else 'bf16'}": entry(width, fp32)
+            for width in (384, 192)
+            for fp32 in (False, True)
+        },
+        **{f"width{width}_{part}": entry(width, False, part) for width in (384, 192) for part in ("gate_up", "down")},
     }
 
 
@@ -137,15 +146,29 @@ def router_topk() -> Kernels:
 
         return compile_one
 
-    return {"whole": entry(1, False), "shards8": entry(8, True), "shards16": entry(16, True)}
+    def gather(num_shards: int) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.router_topk.kernel import GatherConfiguration, compile_gather
+
+            return compile_gather(GatherConfiguration(num_shards=num_shards, early=True, release_next=True))
+
+        return compile_one
+
+    return {
+        "whole": entry(1, False),
+        "shards8": entry(8, True),
+        "shards16": entry(16, True),
+        "gather8": gather(8),
+        "gather16": gather(16),
+    }
 
 
 def latent_tail() -> Kernels:
-    def entry(part: str, ranks: int, max_rows: int) -> Compile:
+    def entry(part: str, ranks: int, max_rows: int, release_late: bool = False) -> Compile:
         def compile_one() -> Any:
             from k3sim.kernels.latent_tail import kernel
 
-            configuration = kernel.TailConfiguration(ranks=ranks, max_rows=max_rows)
+            configuration = kernel.TailConfiguration(ranks=ranks, max_rows=max_rows, release_late=release_late)
             return {"send": kernel.compile_send, "up": kernel.compile_up, "collect": kernel.compile_collect}[part](
                 configuration
             )
@@ -153,10 +176,13 @@ def latent_tail() -> Kernels:
         return compile_one
 
     return {
-        f"{part}_ranks{ranks}_rows{rows}": entry(part, ranks, rows)
-        for part in ("send", "up", "collect")
-        for ranks in (8, 16)
-        for rows in (1, 4)
+        **{
+            f"{part}_ranks{ranks}_rows{rows}": entry(part, ranks, rows)
+            for part in ("send", "up", "collect")
+            for ranks in (8, 16)
+            for rows in (1, 4)
+        },
+        **{f"up_ranks{ranks}_rows{rows}_late": entry("up", ranks, rows, True) for ranks in (8, 16) for rows in (1, 4)},
     }
 
 
@@ -236,35 +262,41 @@ def proj_allreduce() -> Kernels:
 
         return compile_one
 
+    def gathered(ranks: int, snapshots: bool) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.proj_allreduce.kernel import ConsumeConfiguration, compile_consume_gathered
+
+            return compile_consume_gathered(
+                ConsumeConfiguration(
+                    rows=1, hidden=7168, ranks=ranks, max_rows=0, residual=snapshots, snapshots=snapshots,
+                    release_next=True, gathered=True, empties=snapshots,
+                )
+            )  # fmt: skip
+
+        return compile_one
+
     return {
-        **{f"produce_depth{depth}_ranks{ranks}": produce(depth, ranks) for depth, ranks in ((1536, 8), (768, 16))},
+        **{f"produce_depth{depth}_ranks{ranks}": produce(depth, ranks) for depth, ranks in PRODUCE_SHAPES},
         **{
             f"consume_ranks{ranks}{'_snapshots' if snapshots else ''}": consume(ranks, snapshots)
             for ranks in (8, 16)
             for snapshots in (False, True)
         },
+        **{f"gathered_ranks{ranks}": gathered(ranks, True) for ranks in (8, 16)},
+        "gathered_embedding": gathered(16, False),
     }
 
 
 def lm_head() -> Kernels:
     def entry(num_outputs: int, k: int) -> Compile:
         def compile_one() -> Any:
-            from k3sim.kernels.compile_cache import architecture
-            from k3sim.kernels.lm_head.kernel import LmHeadConfiguration, compile_lm_head
+            from k3sim.kernels.lm_head.kernel import TopKConfiguration, compile_top_k
 
-            return compile_lm_head(
-                LmHeadConfiguration(
-                    rows=1, depth=7168, num_outputs=num_outputs, k=k, num_blocks=2 * NUM_SMS[architecture()]
-                )
-            )
+            return compile_top_k(TopKConfiguration(num_outputs=num_outputs, k=k))
 
         return compile_one
 
-    return {
-        f"{num_outputs}x7168_{f'top{k}' if k else 'logits'}": entry(num_outputs, k)
-        for num_outputs in (20480, 10240)
-        for k in (0, 64)
-    }
+    return {f"top{k}_of_{num_outputs}": entry(num_outputs, k) for num_outputs in (20480, 10240) for k in (1, 64)}
 
 
 def l2_prefetch() -> Kernels:

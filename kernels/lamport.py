@@ -27,7 +27,11 @@ CONTROL_ROWS = 8
 
 @cute.jit
 def await_slots(
-    gSlots: Int64, rArrived: cute.Tensor, ranks: cutlass.Constexpr, slot_bytes: cutlass.Constexpr
+    gSlots: Int64,
+    rArrived: cute.Tensor,
+    ranks: cutlass.Constexpr,
+    slot_bytes: cutlass.Constexpr,
+    empty_word: cutlass.Constexpr = EMPTY,
 ) -> None:
     """Poll the same 16 bytes of all ``ranks`` slots until they are there: ``rArrived[4 rank + word]``.
 
@@ -41,7 +45,7 @@ def await_slots(
             words = ptx.load_from_peer(gSlots + slot * slot_bytes)
             for i in range_constexpr(4):
                 rArrived[4 * slot + i] = words[i]
-                empty = empty | (words[i] == Uint32(EMPTY))
+                empty = empty | (words[i] == Uint32(empty_word))
         missing = cute.arch.vote_any_sync(empty)
         polls += 1
         if polls > MAX_POLLS:

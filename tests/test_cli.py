@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from k3sim.ask import parse_side
 from k3sim.cli import main
 from k3sim.errors import UserError
+from k3sim.kernels.check import Checked
 from k3sim.options import Options
 
 ROOT = Path(__file__).parents[1]
@@ -124,6 +126,13 @@ def test_bad_input_is_one_line_and_leaves_nothing(capsys: Capture, out: Path, op
         ("compare tp=8 machine=gb200,tp=8", ["gb200", "would fit"]),
         ("machines nope", ["unknown machine 'nope'"]),
         ("machines a b", ["unexpected extra argument"]),
+        ("kernels check skiny_gemv", ["unknown operator 'skiny_gemv'", "did you mean skinny_gemv"]),
+        ("kernels check --replays -1", ["replays: got -1"]),
+        ("kernels check --seed -1", ["'--seed'", "-1"]),
+        ("kernels bench router", ["unknown operator 'router'", "did you mean router_topk"]),
+        ("kernels bench --replays 1", ["replays: got 1", "2 or more"]),
+        ("kernels bench --budget-s 0", ["budget: got 0.0 seconds"]),
+        ("kernels bench --out nowhere/x.json", ["the folder nowhere does not exist"]),
     ],
 )
 def test_bad_commands(capsys: Capture, out: Path, arguments: str, words: list[str]) -> None:
@@ -354,3 +363,107 @@ def test_a_reader_that_goes_away_leaves_no_traceback(tmp_path: Path) -> None:
     process.stdout.close()
     assert b"Traceback" not in process.stderr.read()
     process.wait(timeout=60)
+
+
+# -- kernels on a GPU, with what the GPU would answer given ----------------------------------------------------------
+
+
+def _sees_a_gpu() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+@pytest.mark.parametrize("command", ["check", "bench"])
+def test_without_a_gpu_a_kernel_command_names_the_extra(capsys: Capture, out: Path, command: str) -> None:
+    if _sees_a_gpu():
+        pytest.skip("a GPU is present")
+    assert "pip install 'k3sim[gpu]'" in refusal(capsys, "kernels", command)
+    assert list(out.parent.iterdir()) == []
+
+
+CHECKED = (
+    Checked(operator="lm_head", case="a", error=1e-6, bound=1e-5, replays=1000, ok=True, reason=""),
+    Checked(operator="lm_head", case="b", error=math.nan, bound=math.nan, replays=0, ok=False, reason="MemoryError: x"),
+)
+
+
+@pytest.mark.parametrize(("number", "status"), [(1, 0), (2, 1)])
+def test_check_prints_a_line_a_case_and_fails_with_one(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, number: int, status: int
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def check(operators: Sequence[str], *, on_case: Callable[[Checked], None], **options: Any) -> list[Checked]:
+        asked.update(options, operators=list(operators))
+        for one in CHECKED[:number]:
+            on_case(one)
+        return list(CHECKED[:number])
+
+    monkeypatch.setattr("k3sim.kernels.check.check", check)
+    assert run("kernels", "check", "lm_head", "--replays", "7", "--seed", "3") == status
+    assert asked == {"operators": ["lm_head"], "num_replays": 7, "seed": 3}
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "lm_head  a  1.00e-06  1e-05  1000 replays  ok"
+    if number == 2:
+        assert lines[1].endswith("FAILED: MemoryError: x")
+    assert lines[-1] == f"{number} cases, {status} failed"
+    assert run("kernels", "check", "--json") == status
+    document = json.loads(capsys.readouterr().out)
+    assert [one["ok"] for one in document["cases"]] == [True, False][:number]
+    assert document["cases"][-1]["error"] == (1e-6 if number == 1 else None)
+
+
+ROW = {
+    "operator": "skinny_gemv",
+    "case": "6288x7168, 1 row",
+    "rows": 1,
+    "name": "skinny_gemv 6288x7168, 1 row",
+    "num_calls_per_replay": 104,
+    "samples_us": [20.29, 20.3, 20.31],
+    "median_us": 20.3,
+    "p10_us": 20.29,
+    "p90_us": 20.31,
+    "second_median_us": 20.34,
+    "moved_bytes": 90144768,
+    "tb_per_s": 4.4406,
+    "floor_us": 19.3444,
+    "of_floor": 0.9529,
+    "date": "2026-11-29T20:00:00+00:00",
+    "peers": [
+        {"name": "cuBLAS", "median_us": 24.36, "ratio": 1.2},
+        {"name": "slower", "median_us": 30.0, "ratio": 1.4778},
+        {"name": "FlashInfer tinygemm", "error": "flashinfer is not installed"},
+    ],
+}
+
+
+def test_bench_prints_recorded_times_as_a_table(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = {
+        "environment": {"gpu": "NVIDIA H200", "read_bytes_per_s": 4_660_000_000_000},
+        "timings": [ROW, {**ROW, "operator": "router_topk", "case": "8 shards, 1 row", "moved_bytes": 0, "peers": []}],
+        "file": "h200-kernels.json",
+        "left": 3,
+    }
+
+    def measure(operators: Sequence[str], *, on_row: Callable[[Any], None], **options: Any) -> dict[str, Any]:
+        assert options["budget_s"] == 60.0 and options["resume"] and options["out"] == Path("x.json")
+        on_row(ROW)
+        return document
+
+    monkeypatch.setattr("k3sim.kernels.measure.measure", measure)
+    arguments = ("kernels", "bench", "--budget-s", "60", "--resume", "--out", "x.json")
+    assert run(*arguments) == 0
+    captured = capsys.readouterr()
+    assert "skinny_gemv  6288x7168, 1 row  20.30 us" in captured.err
+    assert "cuBLAS: 24.36 us, 1.20 x ours" in captured.err
+    assert "flashinfer is not installed" in captured.err
+    table = [" ".join(line.split()) for line in captured.out.splitlines()]
+    assert table[0] == "NVIDIA H200, read bandwidth 4.66 TB/s = 100 %"
+    assert "skinny_gemv 6288x7168, 1 row 20.30 20.29 20.31 20.34 90.1 4.44 95 % 24.36 1.20" in table
+    assert "router_topk 8 shards, 1 row 20.30 20.29 20.31 20.34" in table
+    assert captured.out.endswith("samples  h200-kernels.json; 3 cases left, for --resume\n")
+    assert run(*arguments, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"schema_version": 1, **document}

@@ -22,7 +22,11 @@ from typing import Any
 
 import pytest
 
+from k3sim.kernels.bench import Timing
+from k3sim.kernels.cases import Case, Timed
+from k3sim.kernels.check import Checked
 from k3sim.kernels.machine_code import KernelCode
+from k3sim.kernels.measure import measure_cases
 from k3sim.model.paths import PATH_NAMES, SWITCHES
 from k3sim.sim.timeline import Phase
 from k3sim.sim.waits import Part
@@ -239,6 +243,30 @@ def test_documented_keys_of_the_list_of_kernels(documents: dict[str, Any]) -> No
 def test_documented_keys_of_a_build() -> None:
     code = [row[0] for row in table("json.md", "entry function")]
     assert code == [field.name for field in fields(KernelCode)]
+
+
+def test_documented_keys_of_a_check() -> None:
+    keys = [row[0] for row in table("json.md", "checked case")]
+    assert keys == [field.name for field in fields(Checked)]
+
+
+def test_documented_keys_of_a_benchmark() -> None:
+    def timer(name: str, calls: Any, replays: int) -> tuple[Timing, Timing]:
+        return (Timing(name=name, num_calls_per_replay=8, samples_us=(1.0,) * replays),) * 2
+
+    rows = measure_cases(
+        [Case(operator="some", name="a", rows=1, works=(), num_bytes=0, timed=lambda *_: Timed(calls=()))],
+        done=(),
+        prepare=lambda _: Timed(calls=(), peers={"other": lambda: ()}),
+        timer=timer,
+        read_bytes_per_s=4e12,
+        num_replays=4,
+        out_of_time=lambda: False,
+        on_rows=lambda _: None,
+        on_row=lambda _: None,
+    )
+    check("timed case", rows)
+    check("timed peer", rows[0]["peers"])
 
 
 def test_documented_keys_of_timeline(documents: dict[str, Any]) -> None:

@@ -372,33 +372,39 @@ def gather_select(rank: Rank, call: Call) -> None:
     )
 
 
-def _experts(rank: Rank, call: Call, **part: str) -> None:
+def _packed(rank: Rank, call: Call) -> PackedExperts:
     packed = rank.weights.experts[call.layer]
     assert isinstance(packed, PackedExperts), "the expert kernel reads packed experts"
-    workspace = _kept(
-        rank, "experts", lambda: expert_gemv.ExpertWorkspace.allocate(packed, max_rows=rank.rows)
-    )
-    expert_gemv.expert_gemv(
-        rank.buffers["moe.latent"],
-        rank.buffers["moe.ids"],
-        rank.buffers["moe.weights"],
-        packed,
-        rank.buffers["moe.experts"],
-        workspace,
-        **part,
-    )
+    return packed
 
 
 def experts(rank: Rank, call: Call) -> None:
-    _experts(rank, call)
+    packed = _packed(rank, call)
+    workspace = _kept(rank, "experts", lambda: expert_gemv.ExpertWorkspace.allocate(packed, max_rows=rank.rows))
+    operands = (rank.buffers["moe.latent"], rank.buffers["moe.ids"], rank.buffers["moe.weights"])
+    expert_gemv.expert_gemv(*operands, packed, rank.buffers["moe.experts"], workspace)
+
+
+def _expert_hidden(rank: Rank, packed: PackedExperts) -> torch.Tensor:
+    import torch
+
+    shape = (rank.rows, expert_gemv.TOP_K, packed.width)
+    hidden: torch.Tensor = _kept(
+        rank, "expert hidden", lambda: torch.zeros(shape, dtype=torch.float16, device=rank.device)
+    )
+    return hidden
 
 
 def experts_gate_up(rank: Rank, call: Call) -> None:
-    _experts(rank, call, part="gate_up")
+    packed = _packed(rank, call)
+    operands = (rank.buffers["moe.latent"], rank.buffers["moe.ids"], rank.buffers["moe.weights"])
+    expert_gemv.expert_gate_up(*operands, packed, _expert_hidden(rank, packed))
 
 
 def experts_down(rank: Rank, call: Call) -> None:
-    _experts(rank, call, part="down")
+    packed = _packed(rank, call)
+    hidden = _expert_hidden(rank, packed)
+    expert_gemv.expert_down(hidden, rank.buffers["moe.ids"], packed, rank.buffers["moe.experts"])
 
 
 def tail_send(rank: Rank, call: Call) -> None:
@@ -473,7 +479,7 @@ KERNEL_CALLS: dict[str, CallFunction] = {
     "embed.all_reduce/unfused.all_reduce": all_reduce,
     "embed.push/unfused.embedding": embedding_push,
     "attn_res.mixer/attn_res.combine": combine,
-    "attn_res.mixer/attn_res.consume": consume,
+    "attn_res.mixer/proj_allreduce.consume_gathered": consume,
     "attn_res.snapshot/unfused.copy": keep_snapshot,
     "attn_res.part_ffn/attn_res.snapshot_part": snapshot_part,
     "attn_res.part_mixer/attn_res.snapshot_part": snapshot_part,
@@ -521,7 +527,7 @@ KERNEL_CALLS: dict[str, CallFunction] = {
     "moe.shared_down/cublas.gemm": gemm,
     "moe.shared_down/skinny_gemv.ring": skinny,
     "moe.routing/router_topk.select": select,
-    "moe.routing/router_topk.gather_select": gather_select,
+    "moe.routing/router_topk.gather_topk": gather_select,
     "moe.experts_1/expert_gemv.gate_up": experts_gate_up,
     "moe.experts_2/expert_gemv.down": experts_down,
     "moe.experts/expert_gemv.block": experts,
@@ -530,7 +536,7 @@ KERNEL_CALLS: dict[str, CallFunction] = {
     "moe.latent_up/latent_tail.up_after_sum": tail_up,
     "moe.tail_collect/latent_tail.collect": tail_collect,
     "head.attn_res/attn_res.combine": combine,
-    "head.attn_res/attn_res.consume": consume,
+    "head.attn_res/proj_allreduce.consume_gathered": consume,
     "head.lm_head/cublas.gemm": gemm,
     "head.lm_head/skinny_gemv.ring": skinny,
     "head.top_k/lm_head.select": local_top,

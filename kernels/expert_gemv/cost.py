@@ -9,6 +9,7 @@ selects the experts, with a grid barrier between the two matrices.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from k3sim.kernels.router_topk.cost import selection
 from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
@@ -20,6 +21,8 @@ TASK_TILE_OUTPUTS = 32
 # Depth of the public grouped launches, from the slope of their public timings between one and eight rows: 3.8 to
 # 4.1 TB/s on GB300 and GB200 (AIConfigurator tables 2026-08, TP8 and TP16; k3opt README 2026-09).
 PUBLIC_BYTES_IN_FLIGHT = 24 * 1024
+OWN_DOWN_BLOCKS = 112
+OWN_RING_BYTES = 7 * 30_464
 MAX_BLOCKS = 128  # a persistent launch that fits every machine listed; further tiles follow in the same block
 
 
@@ -86,6 +89,31 @@ def gemm2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: i
     return _work(one.num_blocks, (one,), bytes_in_flight=PUBLIC_BYTES_IN_FLIGHT)
 
 
+def gate_up(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int) -> Work:
+    """First product of ``expert_gemv`` as a launch of its own: 128 blocks, each an eighth of one expert."""
+    (w13,) = weights
+    return _own_launch(w13, MAX_BLOCKS, rows * top_k / _num_experts(distinct_milli))
+
+
+def down(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int) -> Work:
+    """Second product with the weighted sum: 112 blocks, each 32 outputs over all experts."""
+    (w2,) = weights
+    return _own_launch(w2, OWN_DOWN_BLOCKS, rows * top_k / _num_experts(distinct_milli))
+
+
+def _own_launch(weight: Weight, num_blocks: int, rows_per_expert: float) -> Work:
+    """Ids, then weights: nothing is read before the wait. mma.sync has no set-up; one meeting of the warps a row."""
+    one = _pass(weight, rows_per_expert, num_blocks, num_tensor_core_setups=0)
+    return Work(
+        num_blocks=num_blocks,
+        threads_per_block=544,
+        smem_bytes_per_block=OWN_RING_BYTES,
+        bytes_in_flight_per_block=OWN_RING_BYTES,
+        max_blocks_per_sm=1,
+        passes=(replace(one, num_block_reductions=1),),
+    )
+
+
 def block(
     weights: Sequence[Weight],
     *,
@@ -135,17 +163,3 @@ def task2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: i
     experts = _num_experts(distinct_milli)
     tiles = experts * -(-latent // TILE_OUTPUTS)
     return _work(MAX_BLOCKS, (_pass(w2, rows * top_k / experts, tiles, early=True, num_tensor_core_setups=0),))
-
-
-def gate_up(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, width: int) -> Work:
-    """First half of ``block`` as a launch of its own: SiTU in the epilogue, hidden values left in memory."""
-    (w13,) = weights
-    chosen = _num_experts(distinct_milli)
-    return _work(MAX_BLOCKS, (_pass(w13, rows * top_k / chosen, chosen * -(-2 * width // TILE_OUTPUTS)),))
-
-
-def down(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, latent: int) -> Work:
-    """Second half of ``block`` as a launch of its own, the weighted sum over the experts included."""
-    (w2,) = weights
-    chosen = _num_experts(distinct_milli)
-    return _work(MAX_BLOCKS, (_pass(w2, rows * top_k / chosen, chosen * -(-latent // TILE_OUTPUTS)),))

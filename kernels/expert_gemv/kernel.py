@@ -33,11 +33,14 @@ Why this shape
     bits until it is written, read again until they are not. Launches alternate between two vectors; each clears
     the one it does not use, so a replay is like a first run.
 
+    ``part`` makes two launches of it, for a path of separate kernels: the first leaves one hidden vector [R, 16, W] in
+    memory, the second (112 blocks) starts its stream when the first has ended. Same sums in the same order.
+
 Limits
-    Latent 3584, width 192 or 384, 16 experts a row, at least 128 SMs that can be resident at once: nothing else that
-    waits for this kernel may occupy them. Rows are computed one by one, so an expert chosen by two rows is read
-    twice (from L2 if soon). A scale of 0 to 254 is exact; products of a scale of 0 lie below fp32's normal range
-    and keep its subnormal precision. Ids outside the resident experts contribute nothing.
+    Latent 3584, width 192 or 384, 16 experts a row. One launch for both products needs 128 SMs whose blocks can be
+    resident at once: nothing else that waits for this kernel may occupy them. Rows are computed one by one, so an
+    expert chosen by two rows is read twice (from L2 if soon). A scale of 0 to 254 is exact; products of a scale of 0
+    lie below fp32's normal range and keep its subnormal precision. Ids outside the resident experts contribute nothing.
 """
 
 from __future__ import annotations
@@ -76,13 +79,18 @@ SIGN = 0x80008000
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertConfiguration:
-    """What changes the machine code. ``width``: 384 (TP8) or 192 (TP16). ``part``: both products, ``gate_up`` or
-    ``down`` alone, which follow one another as two launches.
+    """What changes the machine code. ``width``: 384 (TP8) or 192 (TP16).
+
+    ``part``: "both" products, or a launch each for "gate_up" and "down".
     """
 
     width: int
     fp32_out: bool
     part: str = "both"
+
+    @property
+    def num_blocks(self) -> int:
+        return NUM_DOWN_BLOCKS if self.part == "down" else NUM_BLOCKS
 
     @property
     def tiles_per_block(self) -> int:
@@ -284,9 +292,11 @@ class ExpertGemv:
         stream: CUstream,
     ) -> None:
         self.device(x, ids, weights, gate_up, down, out, hidden, phase, rows, max_rows, num_experts).launch(
-            grid=(NUM_BLOCKS, 1, 1),
+            grid=(self.config.num_blocks, 1, 1),
             block=((NUM_WARPS + 1) * 32, 1, 1),
             smem=self.config.smem_bytes,
+            # Without it ptxas spills in the second launch at width 192, for the sake of blocks that find no room.
+            min_blocks_per_mp=1 if self.config.part == "down" else 0,
             preferred_smem_carveout=100,
             stream=stream,
             use_pdl=True,
@@ -331,35 +341,30 @@ class ExpertGemv:
 
         if warp == NUM_WARPS:
             self._stream(ids, gate_up, down, num_experts, rows, block, lane, s_ring, s_full, s_empty)
-        elif const_expr(c.part == "both"):
-            self._gate_up(
-                x, ids, weights, hidden, phase, num_experts, rows, max_rows, block, warp, lane, s_ring, s_partial,
-                s_full, s_empty, s_phase,
-            )  # fmt: skip
-            # Since the last row's meeting every warp of this block finds the phase in shared memory.
-            turn = ptx.shared_load_int(s_phase)
-            size = max_rows * (TOP_K * c.width * 2)
-            if warp >= K_WARPS:
-                # The other vector was read by the launch before this one, which has ended.
-                g_other = hidden + Int64((1 - turn) * size)
-                first = (block * (NUM_WARPS - K_WARPS) + warp - K_WARPS) * 32 + lane
-                for chunk in cutlass.range(first, size // 16, NUM_BLOCKS * (NUM_WARPS - K_WARPS) * 32, unroll=1):
-                    ptx.store(g_other + Int64(chunk) * 16, [Uint32(EMPTY)] * 4)
-            if block < NUM_DOWN_BLOCKS:
-                self._down(
-                    hidden + Int64(turn * size), out, rows, block, warp, lane, s_ring, s_down_partial, s_full, s_empty
-                )
-            # Block 0 has seen the hidden vector whole, so every block has read the phase.
-            if (block == 0) & (tid == 0):
-                ptx.store_int(phase, 1 - turn)
-        elif const_expr(c.part == "gate_up"):
-            self._gate_up(
-                x, ids, weights, hidden, phase, num_experts, rows, max_rows, block, warp, lane, s_ring, s_partial,
-                s_full, s_empty, s_phase,
-            )  # fmt: skip
-        elif block < NUM_DOWN_BLOCKS:
-            # The first product was a launch of its own and has ended; the phase stands at 0.
-            self._down(hidden, out, rows, block, warp, lane, s_ring, s_down_partial, s_full, s_empty)
+        else:
+            if const_expr(c.part != "down"):
+                self._gate_up(
+                    x, ids, weights, hidden, phase, num_experts, rows, max_rows, block, warp, lane, s_ring, s_partial,
+                    s_full, s_empty, s_phase,
+                )  # fmt: skip
+            if const_expr(c.part == "both"):
+                # Since the last row's meeting every warp of this block finds the phase in shared memory.
+                turn = ptx.shared_load_int(s_phase)
+                size = max_rows * (TOP_K * c.width * 2)
+                if warp >= K_WARPS:
+                    # The other vector was read by the launch before this one, which has ended.
+                    g_other = hidden + Int64((1 - turn) * size)
+                    first = (block * (NUM_WARPS - K_WARPS) + warp - K_WARPS) * 32 + lane
+                    for chunk in cutlass.range(first, size // 16, NUM_BLOCKS * (NUM_WARPS - K_WARPS) * 32, unroll=1):
+                        ptx.store(g_other + Int64(chunk) * 16, [Uint32(EMPTY)] * 4)
+                if block < NUM_DOWN_BLOCKS:
+                    g_hidden = hidden + Int64(turn * size)
+                    self._down(g_hidden, out, rows, block, warp, lane, s_ring, s_down_partial, s_full, s_empty)
+                # Block 0 has seen the hidden vector whole, so every block has read the phase.
+                if (block == 0) & (tid == 0):
+                    ptx.store_int(phase, 1 - turn)
+            if const_expr(c.part == "down"):
+                self._down(hidden, out, rows, block, warp, lane, s_ring, s_down_partial, s_full, s_empty)
 
     @cute.jit
     def _gate_up(
@@ -420,9 +425,11 @@ class ExpertGemv:
                 at = Int64((row * TOP_K + (block >> 3)) * 4)
                 expert = ptx.load_int(ids + at)
                 weight = ptx.load_float(weights + at)
-                turn = ptx.load_int(phase)
-                if lane == 0:
-                    ptx.shared_store_int(s_phase, turn)
+                turn = Int32(0)
+                if const_expr(c.part == "both"):
+                    turn = ptx.load_int(phase)
+                    if lane == 0:
+                        ptx.shared_store_int(s_phase, turn)
                 cute.arch.barrier(barrier_id=1, number_of_threads=NUM_WARPS * 32)
                 s_mine = s_sums + (cutlass.min(output >> 3, c.tiles_per_block - 1) * (K_WARPS * 16) + (output & 7)) * 4
                 gate = Float32(0.0)
@@ -463,42 +470,44 @@ class ExpertGemv:
         parity = Int32(1)  # a slot that nobody has used yet counts as released
         piece = lane & (PIECES - 1)
         s_piece = s_full + piece * 8
-        for row in cutlass.range(rows if const_expr(c.part != "down") else Int32(0), unroll=1):
-            expert = ptx.load_int(ids + Int64((row * TOP_K + (block >> 3)) * 4))
-            expert = cutlass.max(cutlass.min(expert, num_experts - 1), 0)
-            first = Int64(expert) * (c.width // 8) + Int64((block & 7) * c.tiles_per_block)
-            g_piece = gate_up + first * TILE_BYTES + Int64(piece * PIECE_BYTES)
-            for tile in cutlass.range(c.tiles_per_block, unroll=1):
-                _barrier_wait(s_empty + slot * 8, parity)
-                if lane < TILE_BYTES // PIECE_BYTES:
-                    _barrier_expect(s_piece + slot * (PIECES * 8), PIECE_BYTES)
-                    s_place = s_ring + slot * TILE_BYTES + piece * PIECE_BYTES
-                    g_place = g_piece + Int64(tile) * TILE_BYTES
-                    _bulk_copy(s_place, g_place, PIECE_BYTES, s_piece + slot * (PIECES * 8))
-                elif lane < PIECES:
-                    _barrier_arrive(s_piece + slot * (PIECES * 8))
-                slot = slot + 1
-                if slot == NUM_SLOTS:
-                    slot = Int32(0)
-                    parity = parity ^ 1
-        if (block < NUM_DOWN_BLOCKS) & Boolean(c.part != "gate_up"):
+        if const_expr(c.part != "down"):
             for row in cutlass.range(rows, unroll=1):
-                for part in cutlass.range(c.down_slots, unroll=1):
-                    place = part * c.experts_per_slot + cutlass.min(piece, c.experts_per_slot - 1)
-                    expert = ptx.load_int(ids + Int64((row * TOP_K + place) * 4))
-                    expert = cutlass.max(cutlass.min(expert, num_experts - 1), 0)
+                expert = ptx.load_int(ids + Int64((row * TOP_K + (block >> 3)) * 4))
+                expert = cutlass.max(cutlass.min(expert, num_experts - 1), 0)
+                first = Int64(expert) * (c.width // 8) + Int64((block & 7) * c.tiles_per_block)
+                g_piece = gate_up + first * TILE_BYTES + Int64(piece * PIECE_BYTES)
+                for tile in cutlass.range(c.tiles_per_block, unroll=1):
                     _barrier_wait(s_empty + slot * 8, parity)
-                    if lane < c.experts_per_slot:
-                        _barrier_expect(s_piece + slot * (PIECES * 8), c.down_bytes)
-                        g_expert = down + (Int64(expert) * NUM_DOWN_BLOCKS + Int64(block)) * c.down_bytes
-                        s_place = s_ring + slot * TILE_BYTES + piece * c.down_bytes
-                        _bulk_copy(s_place, g_expert, c.down_bytes, s_piece + slot * (PIECES * 8))
+                    if lane < TILE_BYTES // PIECE_BYTES:
+                        _barrier_expect(s_piece + slot * (PIECES * 8), PIECE_BYTES)
+                        s_place = s_ring + slot * TILE_BYTES + piece * PIECE_BYTES
+                        g_place = g_piece + Int64(tile) * TILE_BYTES
+                        _bulk_copy(s_place, g_place, PIECE_BYTES, s_piece + slot * (PIECES * 8))
                     elif lane < PIECES:
                         _barrier_arrive(s_piece + slot * (PIECES * 8))
                     slot = slot + 1
                     if slot == NUM_SLOTS:
                         slot = Int32(0)
                         parity = parity ^ 1
+        if const_expr(c.part != "gate_up"):  # noqa: SIM102 - one is of the build, the other of the block
+            if block < NUM_DOWN_BLOCKS:
+                for row in cutlass.range(rows, unroll=1):
+                    for part in cutlass.range(c.down_slots, unroll=1):
+                        place = part * c.experts_per_slot + cutlass.min(piece, c.experts_per_slot - 1)
+                        expert = ptx.load_int(ids + Int64((row * TOP_K + place) * 4))
+                        expert = cutlass.max(cutlass.min(expert, num_experts - 1), 0)
+                        _barrier_wait(s_empty + slot * 8, parity)
+                        if lane < c.experts_per_slot:
+                            _barrier_expect(s_piece + slot * (PIECES * 8), c.down_bytes)
+                            g_expert = down + (Int64(expert) * NUM_DOWN_BLOCKS + Int64(block)) * c.down_bytes
+                            s_place = s_ring + slot * TILE_BYTES + piece * c.down_bytes
+                            _bulk_copy(s_place, g_expert, c.down_bytes, s_piece + slot * (PIECES * 8))
+                        elif lane < PIECES:
+                            _barrier_arrive(s_piece + slot * (PIECES * 8))
+                        slot = slot + 1
+                        if slot == NUM_SLOTS:
+                            slot = Int32(0)
+                            parity = parity ^ 1
 
     @cute.jit
     def _down(
@@ -516,7 +525,9 @@ class ExpertGemv:
     ) -> None:
         """Second product: 32 outputs over all experts. Eight warps a slot, one unit of both tiles each."""
         c = self.config
-        count = rows * c.tiles_per_block if const_expr(c.part == "both") else Int32(0)  # slots used so far
+        count = Int32(0)  # slots used so far
+        if const_expr(c.part == "both"):
+            count = rows * c.tiles_per_block
         slot = count % NUM_SLOTS
         parity = (count // NUM_SLOTS) & 1
         side = warp >> 3
@@ -554,7 +565,9 @@ class ExpertGemv:
                 other_words, other_scales = _read_unit(s_mine + tile_bytes, 6, lane)
                 # One tile is decoded before the hidden vector is asked for, which may still be on its way.
                 fragments = _fragments(words)
-                halves = _arrived(places[turn], early[turn])
+                halves = early[turn]
+                if const_expr(c.part == "both"):
+                    halves = _arrived(places[turn], early[turn])
                 cute.arch.sync_warp()
                 one, other = _multiply([fragments, _fragments(other_words)], halves, lane)
                 low = [old + new for old, new in zip(low, _scaled(one, scales), strict=True)]

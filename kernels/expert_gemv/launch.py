@@ -4,13 +4,16 @@
     workspace = ExpertWorkspace.allocate(packed, max_rows=16)   # once
     expert_gemv(x, ids, weights, packed, out, workspace)        # every step; can be captured
 
+    expert_gate_up(x, ids, weights, packed, hidden)             # the same in two launches, without a workspace
+    expert_down(hidden, ids, packed, out)
+
 Shapes: R rows (1 to 16), L = 3584 latent, W = 192 or 384 width of the rank's slice, E experts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
 from k3sim.kernels.compile_cache import compiled, get_cutlass
@@ -24,7 +27,6 @@ if TYPE_CHECKING:
 LATENT = 3584
 TOP_K = 16
 WIDTHS = (192, 384)
-PARTS = ("both", "gate_up", "down")
 MAX_ROWS = 16
 NUM_BLOCKS = 128
 GATE_UP_TILE_BYTES = 14 * (4 * 512 + 128)
@@ -84,6 +86,38 @@ class ExpertWorkspace:
         )
 
 
+def _check_operands(
+    ids: torch.Tensor, packed: PackedExperts, rows: int, like: torch.Tensor
+) -> tuple[int, int]:
+    """Width and number of the experts."""
+    import torch
+
+    check_one_of("rows", rows, range(1, MAX_ROWS + 1))
+    check_tensor("ids", ids, dtypes=(torch.int32,), shape=(rows, TOP_K), like=like)
+    byte = (torch.uint8,)
+    check_tensor("packed.gate_up", packed.gate_up, dtypes=byte, shape=(None, None, GATE_UP_TILE_BYTES), like=like)
+    width, count = packed.width, packed.gate_up.shape[0]
+    check_one_of("width of packed", width, WIDTHS)
+    down_shape = (count, LATENT // 32, width // 192 * 2 * DOWN_UNIT_BYTES)
+    check_tensor("packed.down", packed.down, dtypes=byte, shape=down_shape, like=like)
+    return width, count
+
+
+def _function(width: int, fp32_out: bool, part: str) -> Any:
+    get_cutlass()
+    from k3sim.kernels.expert_gemv.kernel import ExpertConfiguration, compile_experts
+
+    configuration = ExpertConfiguration(width=width, fp32_out=fp32_out, part=part)
+    return compiled(configuration, lambda: compile_experts(configuration))
+
+
+def _stream(like: torch.Tensor) -> Any:
+    import torch
+    from cuda.bindings.driver import CUstream
+
+    return CUstream(torch.cuda.current_stream(like.device).cuda_stream)
+
+
 def expert_gemv(
     x: torch.Tensor,
     ids: torch.Tensor,
@@ -91,31 +125,20 @@ def expert_gemv(
     packed: PackedExperts,
     out: torch.Tensor,
     workspace: ExpertWorkspace,
-    *,
-    part: str = "both",
 ) -> None:
     """Write this rank's partial latent to ``out`` [R, L] (bf16 or fp32), on the current stream.
 
     ``x`` [R, L] bf16, magnitudes up to 65504; ``ids`` [R, 16] int32, outside 0 .. E - 1 contributing nothing;
     ``weights`` [R, 16] fp32, magnitudes up to 1. The first call for a width and output type compiles; make it before
-    a graph capture. ``part``: ``gate_up`` leaves the hidden values in ``workspace``, and ``down``, the next launch that
-    uses it, takes them from there; such a workspace serves no call of both. Raises UserError before any launch.
+    a graph capture. Raises UserError before any launch.
     """
     import torch
 
-    check_one_of("part", part, PARTS)
     check_tensor("x", x, dtypes=(torch.bfloat16,), shape=(None, LATENT))
     rows = x.shape[0]
     check_one_of("rows of x", rows, range(1, MAX_ROWS + 1))
-    check_tensor("ids", ids, dtypes=(torch.int32,), shape=(rows, TOP_K), like=x)
+    width, count = _check_operands(ids, packed, rows, x)
     check_tensor("weights", weights, dtypes=(torch.float32,), shape=(rows, TOP_K), like=x)
-    check_tensor(
-        "packed.gate_up", packed.gate_up, dtypes=(torch.uint8,), shape=(None, None, GATE_UP_TILE_BYTES), like=x
-    )
-    width, count = packed.width, packed.gate_up.shape[0]
-    check_one_of("width of packed", width, WIDTHS)
-    down_shape = (count, LATENT // 32, width // 192 * 2 * DOWN_UNIT_BYTES)
-    check_tensor("packed.down", packed.down, dtypes=(torch.uint8,), shape=down_shape, like=x)
     check_tensor("out", out, dtypes=(torch.bfloat16, torch.float32), shape=(rows, LATENT), like=x)
     check_tensor("workspace.hidden", workspace.hidden, dtypes=(torch.float16,), shape=(2, None, TOP_K, width), like=x)
     max_rows = workspace.hidden.shape[1]
@@ -126,15 +149,7 @@ def expert_gemv(
     num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
     if num_sms < NUM_BLOCKS:
         raise refuse("multiprocessors of the GPU", num_sms, f"at least {NUM_BLOCKS}, all blocks being resident")
-
-    get_cutlass()
-    from cuda.bindings.driver import CUstream
-
-    from k3sim.kernels.expert_gemv.kernel import ExpertConfiguration, compile_experts
-
-    configuration = ExpertConfiguration(width=width, fp32_out=out.dtype == torch.float32, part=part)
-    run = compiled(configuration, lambda: compile_experts(configuration))
-    run(
+    _function(width, out.dtype == torch.float32, "both")(
         x.data_ptr(),
         ids.data_ptr(),
         weights.data_ptr(),
@@ -146,5 +161,65 @@ def expert_gemv(
         rows,
         max_rows,
         count,
-        CUstream(torch.cuda.current_stream(x.device).cuda_stream),
+        _stream(x),
+    )
+
+
+def expert_gate_up(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, packed: PackedExperts, hidden: torch.Tensor
+) -> None:
+    """First half of ``expert_gemv`` as a launch of its own: ``hidden`` [R, 16, W] f16 for ``expert_down``.
+
+    Holds 256 times the router weight times SiTU-GLU of gate and up. Operands as in ``expert_gemv``. Raises UserError
+    before any launch.
+    """
+    import torch
+
+    check_tensor("x", x, dtypes=(torch.bfloat16,), shape=(None, LATENT))
+    rows = x.shape[0]
+    width, count = _check_operands(ids, packed, rows, x)
+    check_tensor("weights", weights, dtypes=(torch.float32,), shape=(rows, TOP_K), like=x)
+    check_tensor("hidden", hidden, dtypes=(torch.float16,), shape=(rows, TOP_K, width), like=x)
+    check_on_gpu("x", x)
+    _function(width, False, "gate_up")(
+        x.data_ptr(),
+        ids.data_ptr(),
+        weights.data_ptr(),
+        packed.gate_up.data_ptr(),
+        0,
+        0,
+        hidden.data_ptr(),
+        0,
+        rows,
+        rows,
+        count,
+        _stream(x),
+    )
+
+
+def expert_down(hidden: torch.Tensor, ids: torch.Tensor, packed: PackedExperts, out: torch.Tensor) -> None:
+    """Second half of ``expert_gemv``: ``out`` [R, L] (bf16 or fp32), the weighted sum over the experts of ``hidden``.
+
+    Raises UserError before any launch.
+    """
+    import torch
+
+    check_tensor("out", out, dtypes=(torch.bfloat16, torch.float32), shape=(None, LATENT))
+    rows = out.shape[0]
+    width, count = _check_operands(ids, packed, rows, out)
+    check_tensor("hidden", hidden, dtypes=(torch.float16,), shape=(rows, TOP_K, width), like=out)
+    check_on_gpu("out", out)
+    _function(width, out.dtype == torch.float32, "down")(
+        0,
+        ids.data_ptr(),
+        0,
+        0,
+        packed.down.data_ptr(),
+        out.data_ptr(),
+        hidden.data_ptr(),
+        0,
+        rows,
+        rows,
+        count,
+        _stream(out),
     )

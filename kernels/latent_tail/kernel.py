@@ -9,7 +9,8 @@ What it computes
              ``rank`` of rank p's shared slots [T, R, N] bf16.
     up       sums the arrived slots in the order of the ranks, in fp32; norm, W_up [N, 3584] bf16, shared slots added;
              stored as bf16 into columns [rank N, (rank + 1) N) of every rank's gathered [R, 7168].
-    collect  gathered (plus prefix [R, 7168] bf16 where there is one) to out; empties all slots.
+    collect  gathered (plus prefix [R, 7168] bf16 where there is one) to out; empties all slots. In a chain of layers
+             ``proj_allreduce.consume_gathered`` does this together with the attention residual.
 
 How data moves
     Between ranks by stores to the peers' addresses, 16 bytes each. Data is its own flag: a reader rereads 16 bytes
@@ -66,12 +67,16 @@ EMPTY = 0xFFFFFFFF
 
 @dataclass(frozen=True, kw_only=True)
 class TailConfiguration:
-    """What changes the machine code. ``fp32_latent``: of ``send``. ``prefix``: whether ``collect`` adds one."""
+    """What changes the machine code. ``fp32_latent``: of ``send``. ``prefix``: whether ``collect`` adds one.
+
+    ``release_late``: ``up`` lets the next launch start only after its own dependency wait.
+    """
 
     ranks: int
     max_rows: int = 1  # shared memory of ``up``: 1, 4 or 16
     fp32_latent: bool = False
     prefix: bool = False
+    release_late: bool = False
 
     @property
     def outputs(self) -> int:
@@ -244,8 +249,11 @@ class TailUp:
         chunk = member * (PART // CHUNK) + half * HALF_CHUNKS + cutlass.min(lane, HALF_CHUNKS - 1)
         norm = ptx.load_cached(norm_weight + Int64(chunk * 16))
         ptx.cluster_wait()
-        cute.arch.griddepcontrol_launch_dependents()
+        if const_expr(not c.release_late):
+            cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
+        if const_expr(c.release_late):
+            cute.arch.griddepcontrol_launch_dependents()
 
         # Four rows at a time, two warps each: this block's columns of the sum, to every block of the cluster.
         for first in cutlass.range(0, rows, 4, unroll=1):

@@ -86,6 +86,26 @@ class TailPeers:
             latent=table("latent"), shared=table("shared"), gathered=table("gathered"), max_rows=slots[0].max_rows
         )
 
+    @classmethod
+    def looped_back(cls, slots: TailSlots, *, rank: int, rows: int) -> TailPeers:
+        """Peers of a rank that has none: what it sends to rank p lands in its own slots as if rank p had sent it.
+
+        For calls with exactly ``rows`` rows. Every slot and every column is filled, each once, by this rank's data.
+        """
+        import torch
+
+        check_one_of("rank", rank, range(slots.ranks))
+        check_slots(slots, rows)
+        # A call stores at slot ``rank``, or at column rank x N, of the address of peer p.
+        offsets = torch.arange(slots.ranks, device=slots.latent.device, dtype=torch.int64) - rank
+        shard_bytes = HIDDEN // slots.ranks * 2
+        return cls(
+            latent=slots.latent.data_ptr() + offsets * (rows * LATENT * 2),
+            shared=slots.shared.data_ptr() + offsets * (rows * shard_bytes),
+            gathered=slots.gathered.data_ptr() + offsets * shard_bytes,
+            max_rows=rows,
+        )
+
     @property
     def ranks(self) -> int:
         return int(self.latent.shape[0])
@@ -105,7 +125,8 @@ def _check_peers(peers: TailPeers, rank: int, rows: int, like: torch.Tensor) -> 
         raise refuse("rows", rows, f"at most {peers.max_rows}, for which the slots have room")
 
 
-def _check_slots(slots: TailSlots, rows: int) -> None:
+def check_slots(slots: TailSlots, rows: int) -> None:
+    """Raise UserError unless the slots fit one another and have room for ``rows``."""
     import torch
 
     ranks, max_rows = slots.ranks, slots.max_rows
@@ -162,15 +183,19 @@ def up(
     rank: int,
     rows: int,
     eps: float = EPS,
+    *,
+    release_late: bool = False,
 ) -> None:
     """Wait for every rank's parts in ``slots`` and push this rank's N outputs of ``rows`` rows to every rank.
 
-    ``norm_weight`` [3584] bf16; ``up_weight`` [N, 3584] bf16, rows from rank x N of the whole matrix. Raises UserError
-    before any launch.
+    ``norm_weight`` [3584] bf16; ``up_weight`` [N, 3584] bf16, rows from rank x N of the whole matrix. ``release_late``:
+    the next launch on the stream starts only once all launches before this one have ended, so it may read and write
+    what they did without a wait of its own; ``proj_allreduce.consume_gathered`` needs that. Raises UserError before any
+    launch.
     """
     import torch
 
-    _check_slots(slots, rows)
+    check_slots(slots, rows)
     check_tensor("norm_weight", norm_weight, dtypes=(torch.bfloat16,), shape=(LATENT,), like=slots.latent)
     outputs = HIDDEN // slots.ranks
     check_tensor("up_weight", up_weight, dtypes=(torch.bfloat16,), shape=(outputs, LATENT), like=slots.latent)
@@ -182,7 +207,7 @@ def up(
     from k3sim.kernels.latent_tail.kernel import TailConfiguration, compile_up
 
     limit = min(one for one in ROW_LIMITS if one >= rows)
-    configuration = TailConfiguration(ranks=slots.ranks, max_rows=limit)
+    configuration = TailConfiguration(ranks=slots.ranks, max_rows=limit, release_late=release_late)
     run = compiled(("up", configuration), lambda: compile_up(configuration))
     run(
         slots.latent.data_ptr(),
@@ -206,7 +231,7 @@ def collect(slots: TailSlots, out: torch.Tensor, prefix: torch.Tensor | None = N
 
     check_tensor("out", out, dtypes=(torch.bfloat16,), shape=(None, HIDDEN), like=slots.latent)
     rows = out.shape[0]
-    _check_slots(slots, rows)
+    check_slots(slots, rows)
     if prefix is not None:
         check_tensor("prefix", prefix, dtypes=(torch.bfloat16,), shape=(rows, HIDDEN), like=out)
     check_on_gpu("out", out)

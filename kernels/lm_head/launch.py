@@ -1,6 +1,6 @@
-"""Public call of the LM head shard with its local top-k.
+"""Public call of the LM head shard with its local top-k: the product, then the selection.
 
-    lm_head(x, weight, logits, top, ids, counters, first_id=rank * weight.shape[0])
+    lm_head(x, weight, logits, top, ids, first_id=rank * weight.shape[0])
 
 The first call of a configuration compiles: make it before a graph capture.
 """
@@ -18,74 +18,75 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 16
 MAX_CANDIDATES = 64
-DEPTH_UNIT = 1792
 MIN_OUTPUTS, MAX_OUTPUTS = 1024, 20480
 
 
 @cache
-def _num_blocks(device_index: int, num_outputs: int) -> int:
-    import torch
-
-    num_sms = int(torch.cuda.get_device_properties(device_index).multi_processor_count)
-    tiles = num_outputs // 16
-    return -(-tiles // -(-tiles // (2 * num_sms)))
-
-
-@cache
-def _function(rows: int, depth: int, num_outputs: int, k: int, num_blocks: int) -> Any:
+def _function(num_outputs: int, k: int) -> Any:
     get_cutlass()
-    from k3sim.kernels.lm_head.kernel import LmHeadConfiguration, compile_lm_head
+    from k3sim.kernels.lm_head.kernel import TopKConfiguration, compile_top_k
 
-    configuration = LmHeadConfiguration(rows=rows, depth=depth, num_outputs=num_outputs, k=k, num_blocks=num_blocks)
-    return compiled(configuration, lambda: compile_lm_head(configuration))
+    configuration = TopKConfiguration(num_outputs=num_outputs, k=k)
+    return compiled(configuration, lambda: compile_top_k(configuration))
 
 
 def lm_head(
     x: torch.Tensor,
     weight: torch.Tensor,
     logits: torch.Tensor,
-    top: torch.Tensor | None = None,
-    ids: torch.Tensor | None = None,
-    counters: torch.Tensor | None = None,
+    top: torch.Tensor,
+    ids: torch.Tensor,
     *,
     first_id: int = 0,
 ) -> torch.Tensor:
-    """``logits [B, N]`` fp32 = ``x [B, D]`` bf16 times ``weight [N, D]`` bf16, transposed; returns ``logits``.
+    """``logits [B, N]`` fp32 = ``x [B, D]`` bf16 times ``weight [N, D]`` bf16, transposed, and its ``top_k``.
 
-    With ``top [B, k]`` fp32, ``ids [B, k]`` int32 and ``counters [2]`` int32 (zero; zero again afterwards): also the k
-    largest of each row in falling order, equal ones by rising id, ids counted from ``first_id``; k up to 64. 1 <= B <=
-    16, D a multiple of 1792, N a multiple of 16 between 1024 and 20480. ``weight`` is read before the kernel waits for
-    the launch before it. Raises UserError before any launch.
+    1 <= B <= 16; N a multiple of 16 between 1024 and 20480; D as ``skinny_gemv`` takes it. ``weight`` is read before
+    the first launch waits for the one before it. Returns ``logits``. Raises UserError before any launch.
+    """
+    import torch
+
+    from k3sim.kernels.skinny_gemv.launch import skinny_gemv
+
+    bf16 = (torch.bfloat16,)
+    check_tensor("weight", weight, dtypes=bf16, shape=(None, None))
+    check_tensor("x", x, dtypes=bf16, shape=(None, weight.shape[1]), like=weight)
+    check_tensor("logits", logits, dtypes=(torch.float32,), shape=(x.shape[0], weight.shape[0]), like=weight)
+    _check_top_k(logits, top, ids)
+    skinny_gemv(x, weight, logits)
+    top_k(logits, top, ids, first_id=first_id)
+    return logits
+
+
+def top_k(logits: torch.Tensor, top: torch.Tensor, ids: torch.Tensor, *, first_id: int = 0) -> None:
+    """The largest k of each row of ``logits [B, N]`` fp32 into ``top [B, k]`` fp32 and ``ids [B, k]`` int32.
+
+    In falling order, equal ones by rising id, NaN as -infinity; ids counted from ``first_id``; k up to 64. Raises
+    UserError before any launch.
     """
     import torch
     from cuda.bindings.driver import CUstream
 
-    bf16 = (torch.bfloat16,)
-    check_tensor("weight", weight, dtypes=bf16, shape=(None, None))
-    num_outputs, depth = weight.shape
-    check_one_of("weight.shape[0]", num_outputs, range(MIN_OUTPUTS, MAX_OUTPUTS + 1, 16))
-    if not depth or depth % DEPTH_UNIT:
-        raise refuse("weight.shape[1]", depth, f"multiples of {DEPTH_UNIT}")
-    check_tensor("x", x, dtypes=bf16, shape=(None, depth), like=weight)
-    rows = x.shape[0]
-    check_one_of("x.shape[0]", rows, range(1, MAX_ROWS + 1))
-    check_tensor("logits", logits, dtypes=(torch.float32,), shape=(rows, num_outputs), like=weight)
-    k = 0
-    if top is not None:
-        check_tensor("top", top, dtypes=(torch.float32,), shape=(rows, None), like=weight, alignment_bytes=4)
-        k = top.shape[1]
-        check_one_of("top.shape[1]", k, range(1, MAX_CANDIDATES + 1))
-        for name, tensor, shape in (("ids", ids, (rows, k)), ("counters", counters, (2,))):
-            if tensor is None:
-                raise refuse(name, None, "a tensor wherever top is given")
-            check_tensor(name, tensor, dtypes=(torch.int32,), shape=shape, like=weight, alignment_bytes=4)
-    check_on_gpu("weight", weight)
-    _function(rows, depth, num_outputs, k, _num_blocks(weight.device.index, num_outputs))(
-        x.data_ptr(),
-        weight.data_ptr(),
+    _check_top_k(logits, top, ids)
+    check_on_gpu("logits", logits)
+    _function(logits.shape[1], top.shape[1])(
         logits.data_ptr(),
-        *(0 if one is None else one.data_ptr() for one in (top, ids, counters)),
+        top.data_ptr(),
+        ids.data_ptr(),
         first_id,
-        CUstream(torch.cuda.current_stream(weight.device).cuda_stream),
+        logits.shape[0],
+        CUstream(torch.cuda.current_stream(logits.device).cuda_stream),
     )
-    return logits
+
+
+def _check_top_k(logits: torch.Tensor, top: torch.Tensor, ids: torch.Tensor) -> None:
+    import torch
+
+    check_tensor("logits", logits, dtypes=(torch.float32,), shape=(None, None))
+    rows, num_outputs = logits.shape
+    check_one_of("rows", rows, range(1, MAX_ROWS + 1))
+    if num_outputs % 16 or not MIN_OUTPUTS <= num_outputs <= MAX_OUTPUTS:
+        raise refuse("outputs", num_outputs, f"multiples of 16 between {MIN_OUTPUTS} and {MAX_OUTPUTS}")
+    check_tensor("top", top, dtypes=(torch.float32,), shape=(rows, None), like=logits, alignment_bytes=4)
+    check_one_of("top.shape[1]", top.shape[1], range(1, MAX_CANDIDATES + 1))
+    check_tensor("ids", ids, dtypes=(torch.int32,), shape=tuple(top.shape), like=logits, alignment_bytes=4)

@@ -1,7 +1,8 @@
 """What precedes MLA attention, in one launch: q and kv norms, q_b, absorption into the latent, cache write.
 
 What it computes
-    mLatents [B, 1536 + 512 + 64] bf16 (query latent, key-value latent, extra; any row stride). RMSNorm of the query
+    mLatents [B, 1536 + 512 + 64] bf16 (query latent, key-value latent, extra; any row stride, so that they may be the
+    front of rows that one product gives together with the output gate: 2880 at TP16, 3648 at TP8). RMSNorm of the query
     latent times mQueryUp [H x 192, 1536]; the first 128 values of a head times mKeyUp [H, 128, 512] give the absorbed
     query, the other 64 follow it: mQuery [B, H, 576] bf16. RMSNorm of the key-value latent and the extra values go as
     one row of 576 into the paged cache, e4m3 (saturated, scale 1) or bf16, at the row's slot.

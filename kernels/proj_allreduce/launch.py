@@ -7,24 +7,32 @@
 
 Both calls of a step go to one stream, ``consume`` right after ``produce``; every rank makes the same calls with the
 same number of rows. The first call of a configuration compiles: make it before a graph capture.
+
+    up(slots, ..., peers, rank, rows, release_late=True)                     # of latent_tail: shards of one row
+    consume_gathered(slots, residual, snapshot_part, query_norm, query, norm_weight, prefix, out)
+
+is the same in front of a mixer, where peers send disjoint columns of a finished row instead of partial rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
 from k3sim.kernels.compile_cache import compiled, get_cutlass
+from k3sim.kernels.latent_tail.launch import TailSlots, check_slots
 
 if TYPE_CHECKING:
     import torch
 
 MAX_ROWS = 16
 MAX_RANKS = 16
-MAX_DEPTH = 1536
+DEPTHS = (*range(128, 1537, 128), 2112, 4224)
 MAX_HIDDEN = 8192
+GATHERED_HIDDEN = 7168
 BUFFERS = 3
 CONTROL_WORDS = 8
 
@@ -74,22 +82,13 @@ def _produce(rows: int, depth: int, hidden: int, ranks: int, max_rows: int) -> A
 
 
 @cache
-def _consume(
-    rows: int, hidden: int, ranks: int, max_rows: int, residual: bool, snapshots: bool, release_next: bool
-) -> Any:
+def _consume(**fields: Any) -> Any:
     get_cutlass()
-    from k3sim.kernels.proj_allreduce.kernel import ConsumeConfiguration, compile_consume
+    from k3sim.kernels.proj_allreduce.kernel import ConsumeConfiguration, compile_consume, compile_consume_gathered
 
-    configuration = ConsumeConfiguration(
-        rows=rows,
-        hidden=hidden,
-        ranks=ranks,
-        max_rows=max_rows,
-        residual=residual,
-        snapshots=snapshots,
-        release_next=release_next,
-    )
-    return compiled(configuration, lambda: compile_consume(configuration))
+    configuration = ConsumeConfiguration(**fields)
+    build = compile_consume_gathered if configuration.gathered else compile_consume
+    return compiled(configuration, lambda: build(configuration))
 
 
 def _stream(tensor: torch.Tensor) -> Any:
@@ -102,16 +101,16 @@ def _stream(tensor: torch.Tensor) -> Any:
 def produce(x: torch.Tensor, weight: torch.Tensor, peers: torch.Tensor, buffers: ReceiveBuffers, *, rank: int) -> None:
     """Store this rank's ``x [B, K] @ weight [D, K].T`` into slot ``rank`` of every peer.
 
-    bf16, contiguous; 1 <= B <= 16, K a multiple of 128 up to 1536, D a multiple of 64. ``peers [ranks]`` int64 on the
-    device: base addresses of all ranks' ``received``, this rank's own among them. ``weight`` is read before the kernel
-    waits for the launch before it. Raises UserError before any launch.
+    bf16, contiguous; 1 <= B <= 16, K a multiple of 128 up to 1536, 2112 or 4224, D a multiple of 64. ``peers [ranks]``
+    int64 on the device: base addresses of all ranks' ``received``, this rank's own among them. ``weight`` is read
+    before the kernel waits for the launch before it. Raises UserError before any launch.
     """
     import torch
 
     bf16 = (torch.bfloat16,)
     check_tensor("weight", weight, dtypes=bf16, shape=(None, None))
     hidden, depth = weight.shape
-    check_one_of("weight.shape[1]", depth, range(128, MAX_DEPTH + 1, 128))
+    check_one_of("weight.shape[1]", depth, DEPTHS)
     check_tensor("x", x, dtypes=bf16, shape=(None, depth), like=weight)
     ranks, max_rows = check_buffers(buffers, x.shape[0], hidden, weight)
     check_tensor("peers", peers, dtypes=(torch.int64,), shape=(ranks,), like=weight, alignment_bytes=8)
@@ -122,10 +121,77 @@ def produce(x: torch.Tensor, weight: torch.Tensor, peers: torch.Tensor, buffers:
     )
 
 
+@dataclass(frozen=True)
+class _Operands:
+    """Addresses of what both consumers take, in the order of the kernel, and what of it changes the machine code."""
+
+    addresses: tuple[int, ...]
+    fields: dict[str, Any]
+
+
+def _check_consumer(
+    residual: torch.Tensor | None,
+    snapshot_part: Sequence[torch.Tensor] | None,
+    query_norm: torch.Tensor,
+    query: torch.Tensor,
+    norm_weight: torch.Tensor,
+    prefix: torch.Tensor,
+    out: torch.Tensor,
+) -> _Operands:
+    import torch
+
+    bf16, fp32 = (torch.bfloat16,), (torch.float32,)
+    rows, hidden = out.shape
+    check_tensor("prefix", prefix, dtypes=bf16, shape=(rows, hidden), like=out, contiguous=False)
+    if residual is not None:
+        check_tensor("residual", residual, dtypes=bf16, shape=(rows, hidden), like=out)
+    parts, paired = (0, 0, 0), False
+    if snapshot_part is not None:
+        if len(snapshot_part) not in (2, 3):
+            accepted = "maximum, denominator, weighted sum, or both statistics in one and weighted sum"
+            raise refuse("snapshot_part", f"{len(snapshot_part)} tensors", accepted)
+        *stats, weighted = snapshot_part
+        check_tensor("snapshot_part.weighted", weighted, dtypes=fp32, shape=(rows, hidden), like=out)
+        if len(stats) == 1:
+            check_tensor(
+                "snapshot_part.stats", stats[0], dtypes=fp32, shape=(rows, 2), like=out, alignment_bytes=4
+            )
+            parts = (stats[0].data_ptr(), stats[0].data_ptr() + 4, weighted.data_ptr())
+            paired = rows > 1
+        else:
+            for name, tensor in zip(("maximum", "denominator"), stats, strict=True):
+                check_tensor(
+                    f"snapshot_part.{name}", tensor, dtypes=fp32, shape=(rows,), like=out, alignment_bytes=4
+                )
+            parts = (stats[0].data_ptr(), stats[1].data_ptr(), weighted.data_ptr())
+    for name, tensor in (("query_norm", query_norm), ("query", query), ("norm_weight", norm_weight)):
+        check_tensor(name, tensor, dtypes=bf16, shape=(hidden,), like=out)
+    strided = rows > 1 and prefix.stride(0) != hidden
+    if strided and prefix.stride(0) < hidden:
+        raise refuse("prefix.stride", prefix.stride(), f"rows at least {hidden} values apart")
+    return _Operands(
+        addresses=(
+            0 if residual is None else residual.data_ptr(),
+            *parts,
+            query_norm.data_ptr(),
+            query.data_ptr(),
+            norm_weight.data_ptr(),
+            prefix.data_ptr(),
+            out.data_ptr(),
+        ),
+        fields={
+            "residual": residual is not None,
+            "snapshots": snapshot_part is not None,
+            "prefix_stride": prefix.stride(0) if strided else 0,
+            "paired_stats": paired,
+        },
+    )
+
+
 def consume(
     buffers: ReceiveBuffers,
     residual: torch.Tensor | None,
-    snapshot_part: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
+    snapshot_part: Sequence[torch.Tensor] | None,
     query_norm: torch.Tensor,
     query: torch.Tensor,
     norm_weight: torch.Tensor,
@@ -136,46 +202,72 @@ def consume(
 ) -> torch.Tensor:
     """Wait for all ranks' partial rows; write the new ``prefix [B, D]`` and the normalised ``out [B, D]``, both bf16.
 
-    ``residual [B, D]`` bf16 (None: the prefix restarts here; it may be ``prefix`` itself), ``snapshot_part``: largest
-    logit ``[B]``, denominator ``[B]``, weighted sum ``[B, D]``, fp32 (None: no snapshot yet). ``query_norm``,
-    ``query``, ``norm_weight [D]`` bf16. ``release_next`` lets the next launch on the stream start while this one
-    waits. It must be False where several ranks share a GPU: such a launch could fill the SMs that a peer needs in
-    order to push. Raises UserError before any launch.
+    ``residual [B, D]`` bf16 (None: the prefix restarts here; it may be ``prefix`` itself). ``prefix`` may have any row
+    stride of a multiple of 8 values. ``snapshot_part``: largest logit ``[B]``, denominator ``[B]``, weighted sum
+    ``[B, D]``, fp32, or ``stats [B, 2]`` and weighted sum as ``attn_res.snapshot_part`` writes them (None: no snapshot
+    yet). ``query_norm``, ``query``, ``norm_weight [D]`` bf16. ``release_next`` lets the next launch on the stream start
+    while this one waits. It must be False where several ranks share a GPU: such a launch could fill the SMs that a peer
+    needs in order to push. Raises UserError before any launch.
     """
     import torch
 
-    bf16, fp32 = (torch.bfloat16,), (torch.float32,)
-    check_tensor("out", out, dtypes=bf16, shape=(None, None))
+    check_tensor("out", out, dtypes=(torch.bfloat16,), shape=(None, None))
     rows, hidden = out.shape
     ranks, max_rows = check_buffers(buffers, rows, hidden, out)
-    check_tensor("prefix", prefix, dtypes=bf16, shape=(rows, hidden), like=out)
-    if residual is not None:
-        check_tensor("residual", residual, dtypes=bf16, shape=(rows, hidden), like=out)
-    parts = (0, 0, 0)
-    if snapshot_part is not None:
-        if len(snapshot_part) != 3:
-            raise refuse("snapshot_part", f"{len(snapshot_part)} tensors", "maximum, denominator, weighted sum")
-        for name, tensor, shape in zip(
-            ("maximum", "denominator", "weighted"), snapshot_part, ((rows,), (rows,), (rows, hidden)), strict=True
-        ):
-            alignment_bytes = 16 if name == "weighted" else 4
-            check_tensor(
-                f"snapshot_part.{name}", tensor, dtypes=fp32, shape=shape, like=out, alignment_bytes=alignment_bytes
-            )
-        parts = tuple(one.data_ptr() for one in snapshot_part)  # type: ignore[assignment]
-    for name, tensor in (("query_norm", query_norm), ("query", query), ("norm_weight", norm_weight)):
-        check_tensor(name, tensor, dtypes=bf16, shape=(hidden,), like=out)
+    operands = _check_consumer(residual, snapshot_part, query_norm, query, norm_weight, prefix, out)
     check_on_gpu("out", out)
-    _consume(rows, hidden, ranks, max_rows, residual is not None, snapshot_part is not None, release_next)(
-        buffers.received.data_ptr(),
-        buffers.control.data_ptr(),
-        0 if residual is None else residual.data_ptr(),
-        *parts,
-        query_norm.data_ptr(),
-        query.data_ptr(),
-        norm_weight.data_ptr(),
-        prefix.data_ptr(),
-        out.data_ptr(),
+    run = _consume(
+        rows=rows, hidden=hidden, ranks=ranks, max_rows=max_rows, release_next=release_next, **operands.fields
+    )
+    run(buffers.received.data_ptr(), buffers.control.data_ptr(), *operands.addresses, _stream(out))
+    return out
+
+
+def consume_gathered(
+    slots: TailSlots,
+    residual: torch.Tensor | None,
+    snapshot_part: Sequence[torch.Tensor] | None,
+    query_norm: torch.Tensor,
+    query: torch.Tensor,
+    norm_weight: torch.Tensor,
+    prefix: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    empty_parts: bool = True,
+    release_next: bool = True,
+) -> torch.Tensor:
+    """``consume`` of the rows that peers store by columns into ``slots.gathered``; the slots are empty again after it.
+
+    Operands as in ``consume``, D = 7168: the new prefix is ``gathered`` plus ``residual`` (None: the embedding starts
+    the prefix). At a layer that takes a snapshot ``prefix`` is that snapshot's place, ``snapshots[:, k]``, and the next
+    ``consume`` has no residual. ``empty_parts``: ``latent_tail.up`` precedes, and its latent and shared slots (of as
+    many rows) are emptied too; False where nothing was sent through them, as behind the embedding.
+
+    The launch before it must let it start only after its own dependency wait (``up`` with ``release_late``), or must
+    not be a programmatic predecessor. ``release_next`` as in ``consume``. Raises UserError before any launch.
+    """
+    import torch
+
+    check_tensor("out", out, dtypes=(torch.bfloat16,), shape=(None, GATHERED_HIDDEN), like=slots.gathered)
+    rows = out.shape[0]
+    check_slots(slots, rows)
+    operands = _check_consumer(residual, snapshot_part, query_norm, query, norm_weight, prefix, out)
+    check_on_gpu("out", out)
+    run = _consume(
+        rows=rows,
+        hidden=GATHERED_HIDDEN,
+        ranks=slots.ranks,
+        max_rows=0,
+        release_next=release_next,
+        gathered=True,
+        empties=empty_parts,
+        **operands.fields,
+    )
+    run(
+        slots.gathered.data_ptr(),
+        slots.latent.data_ptr(),
+        slots.shared.data_ptr(),
+        *operands.addresses,
         _stream(out),
     )
     return out

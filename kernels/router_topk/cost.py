@@ -40,3 +40,21 @@ def select(weights: Sequence[Weight], *, rows: int, experts: int, latent: int) -
     """Selection from whole logits that this rank computed: nothing is polled and no latent is moved."""
     work = gather_select(weights, rows=rows, experts=experts, latent=0)
     return replace(work, passes=(selection(experts=experts, latent=0, num_quantise_reductions=0),))
+
+
+def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:
+    """The kernel behind a divided front: a block a row selects, two collect the latent, which travels in fp32.
+
+    A push sends ``4 * (experts + latent) / ranks`` bytes a row to each peer. Four meetings of the block that selects
+    (kernel.py); the larger input, half of the latent, is of the blocks beside it.
+    """
+    return Work(
+        num_blocks=3 * rows,
+        threads_per_block=224,
+        smem_bytes_per_block=15 * 1024,
+        bytes_in_flight_per_block=8 * 1024,
+        max_blocks_per_sm=4,
+        passes=(
+            Pass(num_dependent_loads=1, input_bytes_per_block=latent * FP32_BYTES // 2, num_block_reductions=4),
+        ),
+    )

@@ -30,3 +30,16 @@ def router_topk(logits: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor,
     ids = by_choice.gather(-1, last)[..., :TOP_K]
     chosen = torch.where(unknown, torch.zeros_like(scores), scores).gather(-1, ids)
     return ids.int(), chosen / (chosen.sum(dim=-1, keepdim=True) + SUM_FLOOR)
+
+
+def gather_front(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [R, 896] fp32 and latent [R, 3584] bf16 from what T ranks computed, ``blocks`` [T, R, (896 + 3584) / T].
+
+    A rank's block holds its columns of the logits, then its columns of the latent, in fp32; the latent is rounded here.
+    """
+    import torch
+
+    per_rank = 896 // blocks.shape[0]
+    logits = blocks[..., :per_rank].transpose(0, 1).flatten(1)
+    latent = blocks[..., per_rank:].transpose(0, 1).flatten(1)
+    return logits.contiguous(), latent.to(torch.bfloat16)

@@ -47,7 +47,10 @@ class Tiling:
 
 @dataclass(frozen=True, kw_only=True)
 class GemvConfiguration:
-    """One specialisation: ``rows`` times a ``num_outputs`` x ``depth`` weight."""
+    """One specialisation: ``rows`` times a ``num_outputs`` x ``depth`` weight.
+
+    ``polled``: peers watch each word of the fp32 output, so it is stored with system scope.
+    """
 
     num_outputs: int
     depth: int
@@ -55,6 +58,7 @@ class GemvConfiguration:
     fp32_out: bool = False
     epilogue: Epilogue = Epilogue.NONE
     num_peers: int = 0
+    polled: bool = False
     tiling: Tiling
 
     @property
@@ -158,6 +162,7 @@ class GemvConfiguration:
             f"{self.threads} threads a block, at most 1024": self.threads > 1024,
             f"rows {self.rows}, 1 to {MAX_ROWS}": not 1 <= self.rows <= MAX_ROWS,
             f"num_peers {self.num_peers}, at most {MAX_PEERS}": self.num_peers > MAX_PEERS,
+            "fp32 outputs and peers where they are polled": self.polled and not (self.fp32_out and self.num_peers),
             f"split {tiling.split}, 1, 2, 4 or 8": tiling.split not in (1, 2, 4, 8),
             f"num_outputs {self.num_outputs} in gate and up pairs": self.paired and self.num_outputs % 2,
             f"{self.smem_bytes} B of shared memory, at most {MAX_SMEM_BYTES}": self.smem_bytes > MAX_SMEM_BYTES,

@@ -25,6 +25,10 @@ How data moves
     Split K: a cluster of ``split`` blocks shares the output rows, each takes a slice of K, the others store their sums
     into the first one's shared memory.
 
+    A polled push is the front of the experts divided over the ranks: rows [router shard; latent down shard] of one
+    matrix, 280 x 7168 at TP16, 560 x 7168 at TP8, each output one fp32 word to every peer. The word is its own flag: no
+    sum gives the NaN of all ones bits that stands for "not arrived" (``router_topk.gather_topk`` receives it).
+
 Why this shape
     On an H200 (2026-11-29, cold, in a chain; h200.json has every number): a ring of 200 KB, hence one block an SM, wins
     where a block streams more than 300 KB (6288 x 7168: 20.0 us against 20.6 with 104 KB and two generations); below
@@ -487,8 +491,11 @@ class SkinnyGemv:
             dtype = Float32 if config.fp32_out else BFloat16
             for peer in range_constexpr(max(config.num_peers, 1)):
                 address = r_bases[peer] + place * (dtype.width // 8)
-                pointer = cute.make_ptr(dtype, address, cute.AddressSpace.gmem)
-                cute.make_tensor(pointer, 1)[0] = value.to(dtype)
+                if const_expr(config.polled):
+                    inline_ptx("st.relaxed.sys.global.f32 [{$r0}], {$r1};", read_only_args=[address, value])
+                else:
+                    pointer = cute.make_ptr(dtype, address, cute.AddressSpace.gmem)
+                    cute.make_tensor(pointer, 1)[0] = value.to(dtype)
 
     def _value(self, at: Int32, s_final: Int32, other: Float32) -> Float32:
         config = self.config

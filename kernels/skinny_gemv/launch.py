@@ -65,6 +65,7 @@ def _function(
     fp32_out: bool,
     epilogue: Epilogue,
     num_peers: int,
+    polled: bool,
     tiling: Tiling | None,
     device_index: int,
 ) -> Any:
@@ -75,6 +76,7 @@ def _function(
         fp32_out=fp32_out,
         epilogue=epilogue,
         num_peers=num_peers,
+        polled=polled,
         tiling=tiling
         or choose_tiling(
             num_outputs=num_outputs,
@@ -101,6 +103,7 @@ def _launch(
     epilogue: Epilogue,
     operand: torch.Tensor | None,
     peers: torch.Tensor | None,
+    polled: bool,
     tiling: Tiling | None,
 ) -> None:
     from cuda.bindings.driver import CUstream
@@ -112,6 +115,7 @@ def _launch(
         fp32_out,
         epilogue,
         0 if peers is None else peers.shape[0],
+        polled,
         tiling,
         x.device.index,
     )
@@ -166,7 +170,7 @@ def skinny_gemv(
         "out", out, dtypes=(torch.bfloat16, torch.float32), shape=(x.shape[0], width), like=w, alignment_bytes=4
     )
     check_on_gpu("x", x)
-    _launch(x, w, out, out.dtype == torch.float32, epilogue, operand, None, tiling)
+    _launch(x, w, out, out.dtype == torch.float32, epilogue, operand, None, False, tiling)
     return out
 
 
@@ -178,16 +182,20 @@ def skinny_gemv_push(
     out_dtype: torch.dtype = torch.bfloat16,
     epilogue: Epilogue = Epilogue.NONE,
     operand: torch.Tensor | None = None,
+    polled: bool = False,
     tiling: Tiling | None = None,
 ) -> None:
     """As ``skinny_gemv``, but the output [M, O] is stored at every address in ``peers`` (int64 [P], on the device).
 
     Addresses of other GPUs must be mapped for this one (symmetric memory, CUDA IPC). The stores are plain unicast
     ones, complete when the kernel is; who reads them elsewhere needs a signal that is sent after that.
+
+    ``polled`` (fp32 only): readers watch the words themselves, each of which arrives whole, as ``gather_topk`` does.
+    The address for peer p is where this rank's block [M, O] starts in that peer's buffer.
     """
     _check(x, w, epilogue, operand)
     check_tensor("peers", peers, dtypes=(torch.int64,), shape=(None,), like=w, alignment_bytes=8)
     check_one_of("peers.shape[0]", peers.shape[0], range(1, MAX_PEERS + 1))
-    check_one_of("out_dtype", out_dtype, (torch.bfloat16, torch.float32))
+    check_one_of("out_dtype", out_dtype, (torch.float32,) if polled else (torch.bfloat16, torch.float32))
     check_on_gpu("x", x)
-    _launch(x, w, None, out_dtype == torch.float32, epilogue, operand, peers, tiling)
+    _launch(x, w, None, out_dtype == torch.float32, epilogue, operand, peers, polled, tiling)

@@ -222,8 +222,8 @@ def all_reduce(
     1 <= B <= 16, D a multiple of 64 up to 8192; ``out`` may be ``x``. ``buffers`` and ``peers [ranks]`` int64, the
     addresses of all ranks' ``received``, this rank's own among them, as for ``proj_allreduce``; every rank makes the
     same calls with the same number of rows. ``release_next`` lets the next launch on the stream start while this one
-    waits; it must be False where several ranks share a GPU, as such a launch could fill the SMs that a peer needs in order to
-    push. Returns ``out``. Raises UserError before any launch.
+    waits; it must be False where several ranks share a GPU, as such a launch could fill the SMs that a peer needs in
+    order to push. Returns ``out``. Raises UserError before any launch.
     """
     import torch
 

@@ -150,8 +150,8 @@ def distribution(
     ids_BC = ids_RBK.transpose(0, 1).flatten(1).long()
     values_BC = values_RBK.transpose(0, 1).flatten(1).double()
     values_BC = torch.where(values_BC.isnan(), -torch.inf, values_BC)
-    by_id = ids_BC.argsort(-1, stable=True)
-    order = values_BC.gather(-1, by_id).argsort(-1, descending=True, stable=True)[:, :CANDIDATES]
+    by_id = ids_BC.argsort(dim=-1, stable=True)
+    order = values_BC.gather(-1, by_id).argsort(dim=-1, descending=True, stable=True)[:, :CANDIDATES]
     best_BK = by_id.gather(-1, order)
     values_BK = values_BC.gather(-1, best_BK)
     temperature_B1 = temperature_B.double()[:, None]

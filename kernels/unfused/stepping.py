@@ -3,8 +3,8 @@
 What they compute
     ``sample``   tokens [B] int32 out of every rank's candidates, values [T, B, 64] fp32 and ids [T, B, 64] int32.
                  Greedy: the largest value, equal ones to the lower id. Drawn: of the 64 largest of all, softmax at the
-                 row's temperature; the fewest best ones that together reach the row's share top_p stay; one of them is drawn
-                 by the row's uniform number. Temperature 0 is greedy. NaN counts as -infinity.
+                 row's temperature; the fewest best ones that together reach the row's share top_p stay; one of them is
+                 drawn by the row's uniform number. Temperature 0 is greedy. NaN counts as -infinity.
     ``advance``  num_tokens [B] int32 grows by one and slots [B] int64 become the cache slots of the token to come,
                  64 pages[b, n // 64] + n % 64 with n the old length. A row of slot below 0 is padding and stays. A row
                  whose next page its table does not have becomes padding.

@@ -10,26 +10,10 @@ torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.attn_res import launch, reference  # noqa: E402
+from k3sim.kernels.attn_res.cases import inputs  # noqa: E402
 from k3sim.kernels.tolerance import compare  # noqa: E402
 
 HIDDEN = 7168
-
-
-def inputs(*, rows, num_snapshots, device="cpu", seed=0, hidden=HIDDEN):
-    """Snapshots (one more than used), prefix, delta and weights; logits spread over a few units."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-
-    def normal(*shape, scale=1.0):
-        return (torch.randn(*shape, generator=generator, device=device) * scale).bfloat16()
-
-    return dict(
-        snapshots=normal(rows, num_snapshots + 1, hidden, scale=2.0),
-        prefix=normal(rows, hidden),
-        delta=normal(rows, hidden, scale=0.5),
-        query_norm=1 + normal(hidden, scale=0.2),
-        query=normal(hidden, scale=2 / math.sqrt(hidden)),
-        norm_weight=1 + normal(hidden, scale=0.2),
-    )
 
 
 def one_row(sources, query_norm, query, norm_weight):

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 import pytest
 
 from k3sim.kernels.costs import COSTS, work_of
+from k3sim.kernels.expert_gemv import cost as expert_gemv
+from k3sim.kernels.proj_allreduce import cost as proj_allreduce
+from k3sim.kernels.router_topk import cost as router_topk
 from k3sim.kernels.work import Barrier, ReadKind, Unit, Work
 from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import Layout, Workload, rank_matrices
@@ -72,14 +75,13 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
         ((bf16(12 * 512, 128),), {"rows": 1}, 1_572_864),
         ((bf16(6 * 128, 512),), {"rows": 4}, 786_432),
     ),
-    "expert_gemv.gate_up": (
-        ((W13_8,), {**EXPERTS1, "width": 384}, 23_396_352),
-        ((W13_16,), {**EXPERTS1, "width": 192}, 11_698_176),
+    "expert_gemv.gate_up": (((W13_8,), EXPERTS1, 23_396_352), ((W13_16,), EXPERTS1, 11_698_176)),
+    "expert_gemv.down": (((W2_8,), EXPERTS1, 11_698_176), ((W2_16,), EXPERTS1, 5_849_088)),
+    "proj_allreduce.consume_gathered": (
+        ((), {"rows": 1, "hidden": H}, 43_008),
+        ((), {"rows": 4, "hidden": H}, 43_008),
     ),
-    "expert_gemv.down": (
-        ((W2_8,), {**EXPERTS1, "latent": L}, 11_698_176),
-        ((W2_16,), {**EXPERTS1, "latent": L}, 5_849_088),
-    ),
+    "router_topk.gather_topk": (((), {"rows": 1, "latent": L}, 0), ((), {"rows": 4, "latent": L}, 0)),
     "latent_tail.collect": (((), {"rows": 1, "width": H}, 0), ((), {"rows": 4, "width": H}, 0)),
     "lm_head.select": (((), {"rows": 1}, 0), ((), {"rows": 4}, 0)),
     "mla_decode.split_kv_early": (((), ATTENTION8, 4_718_592), ((), ATTENTION16, 603_979_776)),
@@ -329,6 +331,30 @@ def every_work() -> list[tuple[str, Work]]:
                 if call.operator != "host"
             ]
     return found
+
+
+def test_the_gathered_consumer_reads_parameters_and_runs_emptying_blocks_beside_the_polling_ones() -> None:
+    one, four = (proj_allreduce.consume_gathered((), rows=rows, hidden=H) for rows in (1, 4))
+    assert (one.num_blocks, four.num_blocks) == (16, 64)
+    # Gathered row, residual and the prepared part of one block: three eighths of a row.
+    assert one.passes[0].input_bytes_per_block == 3 * 14_336 // 8
+    assert [read.num_bytes for part in one.passes for read in part.reads] == [43_008]
+    assert [part.num_barriers for part in one.passes] == [1]
+
+
+def test_the_divided_front_selects_beside_two_blocks_that_collect_the_latent() -> None:
+    work = router_topk.gather_topk((), rows=2, latent=L)
+    assert work.num_blocks == 6
+    assert work.passes[0].input_bytes_per_block == 7168  # half of 3584 fp32 values
+
+
+def test_the_two_expert_launches_read_what_the_one_reads() -> None:
+    first = expert_gemv.gate_up((W13_16,), **EXPERTS1)
+    second = expert_gemv.down((W2_16,), **EXPERTS1)
+    assert (first.num_blocks, second.num_blocks) == (128, 112)
+    read = [one.num_bytes for work in (first, second) for part in work.passes for one in part.reads]
+    assert read == [11_698_176, 5_849_088]
+    assert not any(one.early for work in (first, second) for part in work.passes for one in part.reads)
 
 
 def test_counts_are_such_as_a_gpu_can_run() -> None:

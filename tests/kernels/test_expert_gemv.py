@@ -15,9 +15,17 @@ torch = pytest.importorskip("torch")
 from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.compile_cache import ARCHITECTURES  # noqa: E402
 from k3sim.kernels.expert_gemv import mxfp4  # noqa: E402
-from k3sim.kernels.expert_gemv.launch import ExpertWorkspace, PackedExperts, expert_gemv, pack_experts  # noqa: E402
-from k3sim.kernels.expert_gemv.reference import Experts, situ_glu  # noqa: E402
+from k3sim.kernels.expert_gemv.cases import random_experts  # noqa: E402
+from k3sim.kernels.expert_gemv.launch import (  # noqa: E402
+    ExpertWorkspace,
+    PackedExperts,
+    expert_down,
+    expert_gate_up,
+    expert_gemv,
+    pack_experts,
+)
 from k3sim.kernels.expert_gemv.reference import expert_gemv as reference  # noqa: E402
+from k3sim.kernels.expert_gemv.reference import situ_glu  # noqa: E402
 from k3sim.kernels.tolerance import compare  # noqa: E402
 
 LATENT = 3584
@@ -25,7 +33,8 @@ LATENT = 3584
 _BUILD = """
 from k3sim.kernels.expert_gemv.kernel import ExpertConfiguration, compile_experts
 for width, fp32_out in ((384, True), (192, False)):
-    compile_experts(ExpertConfiguration(width=width, fp32_out=fp32_out))
+    for part in ("both", "gate_up", "down"):
+        compile_experts(ExpertConfiguration(width=width, fp32_out=fp32_out, part=part))
 """
 
 
@@ -69,26 +78,6 @@ def test_half_bit_patterns_are_the_codes_over_two_to_the_14() -> None:
                 values = (bits.view(torch.float16).double() * 2**14).tolist()
                 assert values[half] == e2m1(code), (q, half)
                 assert values[1 - half] == 0.0
-
-
-def random_experts(count: int, width: int, device: str = "cpu", scale_low: int = 117, scale_high: int = 122) -> Experts:
-    """Uniform codes; scales that keep sums over 3584 and over the width of order one."""
-    generator = torch.Generator(device).manual_seed(count * width)
-
-    def codes(*shape: int) -> torch.Tensor:
-        return torch.randint(0, 256, shape, dtype=torch.uint8, device=device, generator=generator)
-
-    def scales(*shape: int) -> torch.Tensor:
-        return torch.randint(scale_low, scale_high, shape, dtype=torch.uint8, device=device, generator=generator)
-
-    return Experts(
-        gate=codes(count, width, LATENT // 2),
-        gate_scales=scales(count, width, LATENT // 32),
-        up=codes(count, width, LATENT // 2),
-        up_scales=scales(count, width, LATENT // 32),
-        down=codes(count, LATENT, width // 2),
-        down_scales=scales(count, LATENT, width // 32),
-    )
 
 
 def read_unit(unit: torch.Tensor, blocks: int) -> torch.Tensor:
@@ -189,6 +178,24 @@ def test_launch_names_the_argument_at_fault() -> None:
             expert_gemv(**{**arguments, **changed})
 
 
+def test_the_launches_of_the_two_products_name_the_argument_at_fault() -> None:
+    packed = PackedExperts(
+        gate_up=torch.zeros(2, 24, 30464, dtype=torch.uint8), down=torch.zeros(2, 112, 3328, dtype=torch.uint8)
+    )
+    x, out = torch.zeros(2, LATENT, dtype=torch.bfloat16), torch.zeros(2, LATENT)
+    ids, weights, hidden = torch.zeros(2, 16, dtype=torch.int32), torch.zeros(2, 16), torch.zeros(2, 16, 192).half()
+    for call, message in (
+        (lambda: expert_gate_up(x, ids[:1], weights, packed, hidden), "ids.shape"),
+        (lambda: expert_gate_up(x, ids, weights, packed, hidden.bfloat16()), "hidden: got torch.bfloat16"),
+        (lambda: expert_gate_up(x, ids, weights, packed, torch.zeros(2, 16, 384).half()), "hidden.shape"),
+        (lambda: expert_down(hidden[:1], ids, packed, out), "hidden.shape"),
+        (lambda: expert_down(hidden, ids, packed, out.half()), "out: got torch.float16"),
+        (lambda: expert_down(hidden, ids, packed, torch.zeros(17, LATENT)), "rows: got 17, accepted: 1 to 16"),
+    ):
+        with pytest.raises(UserError, match=message):
+            call()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("width", [192, 384])
 @pytest.mark.parametrize("rows", [1, 2, 5, 16])
@@ -236,3 +243,32 @@ def test_replays_agree_and_unknown_ids_contribute_nothing() -> None:
         out.fill_(torch.nan)
         graph.replay()
         assert torch.equal(out, first)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [192, 384])
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_two_launches_give_the_bits_of_one(width: int, rows: int) -> None:
+    packed = pack_experts(random_experts(40, width, "cuda"))
+    x = torch.randn(rows, LATENT, device="cuda").bfloat16()
+    ids = torch.stack([torch.randperm(40, device="cuda")[:16] for _ in range(rows)]).int()
+    ids[0, 3] = -1
+    weights = torch.rand(rows, 16, device="cuda")
+    expected, out = (torch.full((rows, LATENT), torch.nan, device="cuda").bfloat16() for _ in range(2))
+    hidden = torch.full((rows, 16, width), torch.nan, device="cuda").half()
+    expert_gemv(x, ids, weights, packed, expected, ExpertWorkspace.allocate(packed))
+
+    def both() -> None:
+        expert_gate_up(x, ids, weights, packed, hidden)
+        expert_down(hidden, ids, packed, out)
+
+    both()
+    assert torch.equal(out, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        both()
+    for _ in range(1000):
+        out.fill_(torch.nan)
+        hidden.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(out, expected)

@@ -12,33 +12,10 @@ torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.kda_decode import launch, reference  # noqa: E402
+from k3sim.kernels.kda_decode.cases import inputs  # noqa: E402
 from k3sim.kernels.tolerance import compare  # noqa: E402
 
 D = reference.HEAD_DIM
-
-
-def inputs(*, rows, heads, num_slots, state_dtype=torch.float32, device="cpu", seed=0, slots=None):
-    """Random arguments of one step, in the order of the call; slots distinct, none of them the null slot."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-
-    def normal(*shape, scale=1.0):
-        return torch.randn(*shape, generator=generator, device=device) * scale
-
-    width = heads * D
-    padded = (4 * width + D + heads + 7) // 8 * 8
-    if slots is None:
-        slots = torch.randperm(num_slots - 1, generator=generator, device=device)[:rows] + 1
-    return dict(
-        projected=normal(rows, padded).bfloat16(),
-        gate_weight=normal(width, D, scale=D**-0.5).bfloat16(),
-        conv_weight=normal(3 * width, 4, scale=0.5),
-        dt_bias=normal(width),
-        a_log=normal(D, scale=0.5),
-        norm_weight=1 + normal(D, scale=0.2),
-        slots=slots.int(),
-        conv_state=normal(num_slots, 3, 3 * width).bfloat16(),
-        state=normal(num_slots, heads, D, D, scale=0.3).to(state_dtype),
-    )
 
 
 def step_by_step(arguments, heads):

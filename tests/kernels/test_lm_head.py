@@ -31,12 +31,11 @@ def test_merged_candidates_are_the_top_k_of_the_whole_vocabulary() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"weight": torch.zeros(1040, 7000, dtype=torch.bfloat16)}, r"weight.shape\[1\]: got 7000"),
-        ({"weight": torch.zeros(1030, 1792, dtype=torch.bfloat16)}, r"weight.shape\[0\]: got 1030"),
+        ({"logits": torch.zeros(1, 1040)}, r"logits.shape: got \(1, 1040\), accepted: \(1, 1024\)"),
         ({"x": torch.zeros(1, 1792)}, "x: got torch.float32"),
         ({"top": torch.zeros(1, 65)}, r"top.shape\[1\]: got 65, accepted: 1 to 64"),
         ({"ids": torch.zeros(1, 8, dtype=torch.int64)}, "ids: got torch.int64"),
-        ({"counters": None}, "counters: got None"),
+        ({"ids": torch.zeros(1, 9, dtype=torch.int32)}, r"ids.shape: got \(1, 9\), accepted: \(1, 8\)"),
     ],
 )
 def test_what_cannot_be_honoured_is_named(change, named) -> None:  # type: ignore[no-untyped-def]
@@ -46,10 +45,16 @@ def test_what_cannot_be_honoured_is_named(change, named) -> None:  # type: ignor
         "logits": torch.zeros(1, 1024),
         "top": torch.zeros(1, 8),
         "ids": torch.zeros(1, 8, dtype=torch.int32),
-        "counters": torch.zeros(2, dtype=torch.int32),
     }
     with pytest.raises(UserError, match=named):
         launch.lm_head(**{**arguments, **change})
+
+
+@pytest.mark.parametrize("num_outputs", [1030, 512, 32768])
+def test_outputs_that_have_no_kernel_are_named(num_outputs: int) -> None:
+    top, ids = torch.zeros(1, 8), torch.zeros(1, 8, dtype=torch.int32)
+    with pytest.raises(UserError, match=f"outputs: got {num_outputs}, accepted: multiples of 16"):
+        launch.top_k(torch.zeros(1, num_outputs), top, ids)
 
 
 @pytest.mark.gpu
@@ -67,8 +72,7 @@ def test_kernel_against_reference(rows, num_outputs, k) -> None:  # type: ignore
     logits = torch.full((rows, num_outputs), math.nan, device="cuda")
     top = torch.full((rows, k), math.nan, device="cuda")
     ids = torch.full((rows, k), -1, dtype=torch.int32, device="cuda")
-    counters = torch.zeros(2, dtype=torch.int32, device="cuda")
-    launch.lm_head(x, weight, logits, top, ids, counters, first_id=5 * num_outputs)
+    launch.lm_head(x, weight, logits, top, ids, first_id=5 * num_outputs)
     finite = [row for row in range(rows) if row != 2]
     assert (verdict := compare(logits[finite], reference.logits(x, weight)[finite], "fp32_sum")), verdict
     expected = reference.top_k(logits, k, first_id=5 * num_outputs)
@@ -76,9 +80,9 @@ def test_kernel_against_reference(rows, num_outputs, k) -> None:  # type: ignore
     first = ids.clone(), top.clone()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        launch.lm_head(x, weight, logits, top, ids, counters, first_id=5 * num_outputs)
+        launch.lm_head(x, weight, logits, top, ids, first_id=5 * num_outputs)
     ids.fill_(-1)
     for _ in range(1000):
         graph.replay()
     torch.cuda.synchronize()
-    assert torch.equal(ids, first[0]) and torch.equal(top, first[1]) and not counters.any()
+    assert torch.equal(ids, first[0]) and torch.equal(top, first[1])

@@ -10,28 +10,10 @@ torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.mla_decode import launch, reference  # noqa: E402
+from k3sim.kernels.mla_decode.cases import paged_inputs as _case  # noqa: E402
 from k3sim.kernels.tolerance import compare  # noqa: E402
 
 E4M3 = torch.float8_e4m3fn
-
-
-def _case(heads, lengths, dtype=torch.bfloat16, *, device="cpu", pages_in_cache=64, seed=0):  # type: ignore[no-untyped-def]
-    """query, cache, page table, lengths; what no row may read is NaN in the cache and far outside it in the table."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    cache = torch.randn(pages_in_cache, 64, 576, generator=generator, device=device).to(dtype)
-    query = torch.randn(len(lengths), heads, 576, generator=generator, device=device).bfloat16()
-    counts = [-(-length // 64) for length in lengths]
-    order = torch.randperm(pages_in_cache, generator=torch.Generator().manual_seed(seed))[: sum(counts)]
-    pages = torch.full((len(lengths), max([*counts, 1]) + 1), 2**30, dtype=torch.int32)
-    unused = torch.ones(pages_in_cache, 64, dtype=torch.bool)
-    first = 0
-    for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
-        mine = order[first : first + count]
-        pages[row, :count] = mine.int()
-        unused[mine] = torch.arange(count * 64).reshape(count, 64) >= length
-        first += count
-    cache.view(torch.uint8)[unused.to(device)] = 0x7F if dtype == E4M3 else 0xFF
-    return query, cache, pages.to(device), torch.tensor(lengths, dtype=torch.int32, device=device)
 
 
 def test_reference_is_softmax_attention_over_unpaged_keys() -> None:

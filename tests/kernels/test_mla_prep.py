@@ -10,26 +10,10 @@ torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.mla_prep import launch, reference  # noqa: E402
+from k3sim.kernels.mla_prep.cases import inputs as _case  # noqa: E402
 from k3sim.kernels.tolerance import compare  # noqa: E402
 
 E4M3 = torch.float8_e4m3fn
-
-
-def _case(rows, heads, device="cpu", seed=0):  # type: ignore[no-untyped-def]
-    """latents (wider than needed), query norm, kv norm, query up, key up as the key half of kv_b."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-
-    def normal(*shape):  # type: ignore[no-untyped-def]
-        return torch.randn(*shape, generator=generator, device=device)
-
-    kv_up = (normal(heads, 256, 512) / math.sqrt(128)).bfloat16()
-    return (
-        normal(rows, 3648).bfloat16(),
-        (1 + normal(1536) / 10).bfloat16(),
-        (1 + normal(512) / 10).bfloat16(),
-        (normal(heads * 192, 1536) / math.sqrt(1536)).bfloat16(),
-        kv_up[:, :128],
-    )
 
 
 def test_absorbed_query_gives_the_scores_of_plain_keys() -> None:
@@ -51,6 +35,10 @@ def test_absorbed_query_gives_the_scores_of_plain_keys() -> None:
     ("change", "named"),
     [
         ({"latents": torch.zeros(1, 2048, dtype=torch.bfloat16)}, r"latents.shape\[1\]: got 2048"),
+        (
+            {"latents": torch.zeros(2, 2884, dtype=torch.bfloat16), "query": torch.zeros(2, 6, 576).bfloat16()},
+            "latents.stride",
+        ),
         ({"query_up": torch.zeros(6 * 128, 1536, dtype=torch.bfloat16)}, "query_up.shape"),
         ({"key_up": torch.zeros(6, 512, 128, dtype=torch.bfloat16).transpose(1, 2)}, "key_up.stride"),
         ({"slots": torch.zeros(1, dtype=torch.int32)}, "slots: got torch.int32"),

@@ -11,25 +11,10 @@ torch = pytest.importorskip("torch")
 from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.attn_res import reference as attn_res  # noqa: E402
 from k3sim.kernels.proj_allreduce import launch, reference  # noqa: E402
+from k3sim.kernels.proj_allreduce.cases import consumer_operands as _consumer_operands  # noqa: E402
 from k3sim.kernels.tolerance import compare  # noqa: E402
 
 HIDDEN = 7168
-
-
-def _consumer_operands(rows, hidden, device="cpu", seed=0):  # type: ignore[no-untyped-def]
-    """residual, snapshot part of three random snapshots, query norm, query, norm weight; and the snapshots."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape):  # type: ignore[no-untyped-def]
-        return torch.randn(*shape, generator=generator).bfloat16()
-
-    snapshots = normal(rows, 3, hidden)
-    residual, query_norm, norm_weight = normal(rows, hidden), normal(hidden), normal(hidden)
-    query = (normal(hidden) / math.sqrt(hidden)).bfloat16()
-    part = tuple(attn_res.snapshot_part(snapshots, query_norm, query))
-    operands = (residual, part, query_norm, query, norm_weight)
-    moved = [tuple(t.to(device) for t in one) if isinstance(one, tuple) else one.to(device) for one in operands]
-    return moved, snapshots
 
 
 def test_consumer_is_a_sum_in_rank_order_and_the_attn_res_combine() -> None:
@@ -124,7 +109,7 @@ class _Ranks:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("depth", [384, 768, 1536])
+@pytest.mark.parametrize("depth", [384, 768, 1536, 2112, 4224])
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_simulated_ranks_over_many_calls(ranks, depth) -> None:  # type: ignore[no-untyped-def]
     together = _Ranks(ranks, depth)
