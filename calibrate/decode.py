@@ -541,7 +541,9 @@ def run_table(options: DecodeOptions, file: Path, *, budget_s: float) -> int:
     if not cases:
         return 0
     free_bytes, _ = torch.cuda.mem_get_info()
-    largest = max(cases, key=lambda case: (case.workload.concurrency * case.workload.context, case.path.name == "stock"))
+    largest = max(
+        cases, key=lambda case: (case.workload.concurrency * case.workload.context, case.path.name == "stock")
+    )
     check_memory(
         largest.architecture,
         largest.layout,
@@ -626,7 +628,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-dtype", default=defaults.kv_dtype)
     parser.add_argument("--no-profile", dest="profile", action="store_false")
     parser.add_argument("--table", default="", metavar="FILE", help="measure every case of the table into FILE")
-    parser.add_argument("--budget-s", type=float, default=480.0, help="begin no case of the table after so many seconds")
+    parser.add_argument("--budget-s", type=float, default=480.0, help="begin no case of the table after these seconds")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", default="")
     given = vars(parser.parse_args(arguments))

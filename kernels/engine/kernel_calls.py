@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     import torch
 
 
-def _site(rank: Rank, layer: int, site: str) -> list[torch.Tensor]:
-    return [rank.weight(layer, name) for name in bindings.site_weights(rank, layer, site)]
+def _site(rank: Rank, layer: int, site: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    query_norm, query, norm = (rank.weight(layer, name) for name in bindings.site_weights(rank, layer, site))
+    return query_norm, query, norm
 
 
 def _kept(rank: Rank, name: str, build: Any) -> Any:
@@ -153,12 +154,14 @@ def consume(rank: Rank, call: Call) -> None:
         bindings.prefix_of(rank, call),
         rank.buffers["x"],
     )
-    release = {"release_next": not _shared_gpu(rank)}
+    release_next = not _shared_gpu(rank)
     if bindings.arrives_in_parts(rank, call):
-        proj_allreduce.consume(rank.exchange.sums, *operands, **release)
+        proj_allreduce.consume(rank.exchange.sums, *operands, release_next=release_next)
     else:
         after_tail = bindings.preceding_layer(rank, call.layer) >= 0
-        proj_allreduce.consume_gathered(rank.exchange.tail, *operands, empty_parts=after_tail, **release)
+        proj_allreduce.consume_gathered(
+            rank.exchange.tail, *operands, empty_parts=after_tail, release_next=release_next
+        )
 
 
 def produce(rank: Rank, call: Call) -> None:
@@ -219,10 +222,13 @@ def kda_gated_norm(rank: Rank, call: Call) -> None:
 
 
 def kda_decode(rank: Rank, call: Call) -> None:
-    names = ("kda.f_b", "kda.conv", "kda.dt_bias", "kda.a_log", "kda.norm")
     kda.kda_decode(
         rank.buffers["kda.projected"],
-        *(rank.weight(call.layer, name) for name in names),
+        rank.weight(call.layer, "kda.f_b"),
+        rank.weight(call.layer, "kda.conv"),
+        rank.weight(call.layer, "kda.dt_bias"),
+        rank.weight(call.layer, "kda.a_log"),
+        rank.weight(call.layer, "kda.norm"),
         rank.sequence.state_slots,
         rank.conv_states[call.layer],
         rank.states[call.layer],
@@ -238,7 +244,7 @@ def kda_decode(rank: Rank, call: Call) -> None:
 def _latent_parts(rank: Rank, latents: torch.Tensor) -> tuple[torch.Tensor, ...]:
     shape = rank.architecture.mla
     parts = (shape.q_lora_rank, shape.kv_lora_rank, shape.qk_rope_head_dim)
-    return latents.split((*parts, latents.shape[1] - sum(parts)), dim=1)
+    return tuple(latents.split((*parts, latents.shape[1] - sum(parts)), dim=1))
 
 
 def _by_head(rank: Rank, call: Call, name: str, num_rows: int) -> torch.Tensor:

@@ -208,10 +208,13 @@ def kda_gated_norm(rank: Rank, call: Call) -> None:
 
 
 def kda_decode(rank: Rank, call: Call) -> None:
-    names = ("kda.f_b", "kda.conv", "kda.dt_bias", "kda.a_log", "kda.norm")
     out = kda.kda_decode(
         rank.buffers["kda.projected"],
-        *(rank.weight(call.layer, name) for name in names),
+        rank.weight(call.layer, "kda.f_b"),
+        rank.weight(call.layer, "kda.conv"),
+        rank.weight(call.layer, "kda.dt_bias"),
+        rank.weight(call.layer, "kda.a_log"),
+        rank.weight(call.layer, "kda.norm"),
         rank.sequence.state_slots,
         rank.conv_states[call.layer],
         rank.states[call.layer],
@@ -225,7 +228,7 @@ def kda_decode(rank: Rank, call: Call) -> None:
 
 def _latent_parts(rank: Rank, latents: torch.Tensor) -> tuple[torch.Tensor, ...]:
     shape = rank.architecture.mla
-    return latents.split((shape.q_lora_rank, shape.kv_lora_rank, shape.qk_rope_head_dim), dim=1)
+    return tuple(latents.split((shape.q_lora_rank, shape.kv_lora_rank, shape.qk_rope_head_dim), dim=1))
 
 
 def _key_up(rank: Rank, call: Call) -> torch.Tensor:

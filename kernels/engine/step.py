@@ -42,7 +42,7 @@ def legal_order(program: Program, seed: int) -> list[int]:
     for call in program.calls:
         streams.setdefault(call.stream, []).append(call.index)
     done: set[int] = set()
-    order = []
+    order: list[int] = []
     heads = dict.fromkeys(streams, 0)
     while len(order) < len(program.calls):
         ready = [
