@@ -292,14 +292,12 @@ def _consume_row(
     if const_expr(configuration.residual):
         total = [one + other for one, other in zip(total, residual, strict=True)]
     prefix = ptx.narrow_bf16(total)
-    if active:
-        if const_expr(configuration.prefix_stride):
-            ptx.store(mPrefix + (Int64(row) * configuration.prefix_stride + column) * 2, prefix)
-        else:
-            ptx.store(mPrefix + at * 2, prefix)
-        if const_expr(configuration.gathered):
-            # The warp left the loop together: lanes that repeat this chunk have read it too.
-            ptx.store(gSlots, [Uint32(EMPTY_GATHERED)] * 4)
+    gPrefix = mPrefix + at * 2
+    if const_expr(configuration.prefix_stride):
+        gPrefix = mPrefix + (Int64(row) * configuration.prefix_stride + column) * 2
+    if const_expr(not configuration.gathered):  # noqa: SIM102 - one is of the build, the other of the thread
+        if active:
+            ptx.store(gPrefix, prefix)
     value = ptx.widen_bf16(tuple(prefix))
 
     zero = Float32(0.0)
@@ -340,6 +338,11 @@ def _consume_row(
     scale = cute.math.rsqrt(mean_square + Float32(EPSILON))
     if active:
         ptx.store(mOut + at * 2, ptx.narrow_bf16([one * scale * g for one, g in zip(mixed, gamma, strict=True)]))
+        if const_expr(configuration.gathered):
+            # Last, for the release of the cluster barrier would wait for them. The warp left the polling loop together,
+            # so lanes that repeat this chunk have read it too.
+            ptx.store(gPrefix, prefix)
+            ptx.store(gSlots, [Uint32(EMPTY_GATHERED)] * 4)
 
     # The last block to arrive turns to the next buffer; every block has read this one's number by then.
     if const_expr(not configuration.gathered):  # noqa: SIM102 - one is of the build, the other of the thread

@@ -134,6 +134,7 @@ def test_bad_arguments_are_named() -> None:
         "peers: got torch.int32": lambda: skinny_gemv_push(x, w, peers.int()),
         "peers.shape\\[0\\]: got 0, accepted: 1 to 16": lambda: skinny_gemv_push(x, w, peers[:0]),
         "out_dtype: got torch.float16": lambda: skinny_gemv_push(x, w, peers, out_dtype=torch.float16),
+        "out_dtype: got torch.bfloat16": lambda: skinny_gemv_push(x, w, peers, polled=True),
     }
     for message, call in wrong.items():
         with pytest.raises(UserError, match=message):
