@@ -17,7 +17,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,8 @@ from k3sim.errors import UserError
 from k3sim.kernels.costs import work_of
 from k3sim.model.architecture import Architecture, load_architecture
 from k3sim.model.layout import KV_DTYPE_BYTES, Layout, Workload, check_layout, check_workload
+from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.paths import Path as ExecutionPath
-from k3sim.model.paths import find_path
 from k3sim.model.program import Program, build_program
 from k3sim.sim.timeline import PS_PER_US, KernelRun, Phase, Span, Timeline
 from k3sim.sim.timeline_file import stage_rows
@@ -34,6 +34,7 @@ from k3sim.sim.timeline_file import stage_rows
 if TYPE_CHECKING:
     from k3sim.kernels.engine.state import Rank
     from k3sim.kernels.engine.step import Step
+    from k3sim.kernels.engine.weights import RankWeights
 
 SCHEMA_VERSION = 1
 MAX_ROWS = 16
@@ -243,26 +244,43 @@ def decode(options: DecodeOptions) -> Measured:
     require_gpu()
     import torch
 
-    from k3sim.kernels.bench import environment
     from k3sim.kernels.engine.memory import check_memory
-    from k3sim.kernels.engine.state import clear
+    from k3sim.kernels.engine.weights import random_weights
     from k3sim.kernels.read_rate import read_rate
 
     free_bytes, _ = torch.cuda.mem_get_info()
-    needed = check_memory(
+    check_memory(
         case.architecture, case.layout, case.workload, case.path, max_tokens=case.max_tokens, free_bytes=free_bytes
     )
+    rate, _ = read_rate()
+    torch.cuda.empty_cache()
     started = time.perf_counter()
-    rank, step = build(case)
+    weights = random_weights(case.program, case.architecture, case.layout, seed=options.seed)
+    return measure(case, weights, rate, started=started)
+
+
+def measure(case: Case, weights: RankWeights, read_bytes_per_s: float, *, started: float | None = None) -> Measured:
+    """Measure a case on weights that are there; ``started``: when their making began."""
+    import torch
+
+    from k3sim.kernels.bench import environment
+    from k3sim.kernels.engine.memory import needed_bytes
+    from k3sim.kernels.engine.state import clear
+
+    started = time.perf_counter() if started is None else started
+    rank, step = build(case, weights)
     step.run()
     torch.cuda.synchronize()
     start_s = time.perf_counter() - started
     allocated_bytes = torch.cuda.memory_allocated()
+    needed = needed_bytes(
+        case.program, case.architecture, case.layout, case.workload, max_tokens=case.max_tokens
+    )
     step.capture()
     clear(rank, case.first_length)
     samples = time_replays(step, rank, case)
     timeline, num_launches, notes = None, 0, []
-    if options.profile:
+    if case.options.profile:
         clear(rank, case.options.context)
         try:
             timeline, num_launches = profile(step, rank, case)
@@ -270,13 +288,10 @@ def decode(options: DecodeOptions) -> Measured:
             notes.append(f"no kernel table: {error}")
     where = environment()
     where["clocks_after"] = clocks()
-    del step, rank
-    torch.cuda.empty_cache()
-    rate, _ = read_rate()
     return Measured(
         case=case,
         samples_us=samples,
-        read_bytes_per_s=rate,
+        read_bytes_per_s=read_bytes_per_s,
         moved_bytes=moved_bytes(case.program),
         needed_bytes=needed.total - needed.runtime,
         allocated_bytes=allocated_bytes,
@@ -288,16 +303,14 @@ def decode(options: DecodeOptions) -> Measured:
     )
 
 
-def build(case: Case) -> tuple[Rank, Step]:
-    """A rank on the current GPU, in loop-back, and its step; nothing has been launched but the weights' filling."""
+def build(case: Case, weights: RankWeights) -> tuple[Rank, Step]:
+    """A rank on the current GPU, in loop-back, and its step, which has not run yet."""
     from k3sim.kernels.engine.exchange import connect_kernels
     from k3sim.kernels.engine.kernel_calls import KERNEL_CALLS
     from k3sim.kernels.engine.state import build_rank
     from k3sim.kernels.engine.step import Step
-    from k3sim.kernels.engine.weights import random_weights
 
     parts = (case.architecture, case.layout, case.workload, case.program)
-    weights = random_weights(case.program, case.architecture, case.layout, seed=case.options.seed)
     rank = build_rank(*parts, weights, max_tokens=case.max_tokens, seed=case.options.seed)
     connect_kernels([rank], loop_back=True)
     return rank, Step([rank], KERNEL_CALLS)
@@ -490,6 +503,79 @@ def timeline_from(launches: Sequence[Launch], owner: Sequence[int], case: Case) 
     )
 
 
+# ---- several cases --------------------------------------------------------------------------------------------------
+
+
+def table_cases(options: DecodeOptions) -> list[DecodeOptions]:
+    """Both paths at every concurrency and context of the table, and each switch alone and left out at one row."""
+    found = [
+        replace(options, path=path, concurrency=rows, context=context, profile=False)
+        for context in (8192, 1024, 131_072)
+        for rows in (1, 2, 4, 8, 16)
+        for path in ("stock", "fused")
+    ]
+    one = replace(options, path="fused", concurrency=1, context=8192, profile=False)
+    found[2:2] = [
+        *(replace(one, without=(switch,)) for switch in SWITCHES),
+        *(replace(one, with_switches=(switch,)) for switch in SWITCHES),
+    ]
+    return found
+
+
+def run_table(options: DecodeOptions, file: Path, *, budget_s: float) -> int:
+    """Measure what ``file`` does not hold yet, one set of weights for all, and write it after every case.
+
+    No case begins once ``budget_s`` have passed. Returns how many are left. Raises UserError as ``decode`` does.
+    """
+    require_gpu()
+    import torch
+
+    from k3sim.kernels.engine.memory import check_memory
+    from k3sim.kernels.engine.weights import random_weights
+    from k3sim.kernels.read_rate import read_rate
+
+    began = time.perf_counter()
+    rows: list[dict[str, Any]] = json.loads(file.read_text())["steps"] if file.exists() else []
+    done = {row["command"] for row in rows}
+    cases = [case_of(one) for one in table_cases(options) if one.command() not in done]
+    if not cases:
+        return 0
+    free_bytes, _ = torch.cuda.mem_get_info()
+    largest = max(
+        cases, key=lambda case: (case.workload.concurrency * case.workload.context, case.path.name == "stock")
+    )
+    check_memory(
+        largest.architecture,
+        largest.layout,
+        largest.workload,
+        largest.path,
+        max_tokens=largest.max_tokens,
+        free_bytes=free_bytes,
+    )
+    rate, _ = read_rate()
+    torch.cuda.empty_cache()
+    programs = [case.program for case in cases]
+    weights = random_weights(programs, cases[0].architecture, cases[0].layout, seed=options.seed)
+    left = len(cases)
+    for case in cases:
+        if time.perf_counter() - began > budget_s:
+            break
+        measured = measure(case, weights, rate)
+        row = measured.to_dict()
+        for name in ("needed_bytes", "allocated_bytes", "start_s", "num_launches"):
+            del row[name]  # of a rank that holds the weights of every path, and is not profiled
+        rows.append(row)
+        partial = file.with_name(f".{file.name}.partial")
+        partial.write_text('{"steps": [\n' + ",\n".join(json.dumps(one) for one in rows) + "\n]}\n")
+        partial.replace(file)
+        sys.stdout.write(f"{measured.step_us:10.1f} us  {case.options.command()}\n")
+        sys.stdout.flush()
+        left -= 1
+        del measured
+        torch.cuda.empty_cache()
+    return left
+
+
 # ---- what is printed ------------------------------------------------------------------------------------------------
 
 
@@ -503,8 +589,8 @@ def lines_of(measured: Measured) -> list[str]:
         f"step {measured.step_us:.1f} us (p10 {measured.percentile_us(10):.1f}, p90 {measured.percentile_us(90):.1f}, "
         f"{len(measured.samples_us)} replays), {1e6 / measured.step_us:.1f} tok/s/user",
         f"floor {measured.floor_us:.1f} us: {measured.moved_bytes / 1e9:.2f} GB at "
-        f"{measured.read_bytes_per_s / 1e12:.2f} TB/s; "
-        f"{100 * measured.floor_us / measured.step_us:.1f} % of it reached",
+        f"{measured.read_bytes_per_s / 1e12:.2f} TB/s, which is {100 * measured.floor_us / measured.step_us:.1f} % of "
+        "the step",
         f"memory {measured.allocated_bytes / 1e9:.2f} GB allocated, {measured.needed_bytes / 1e9:.2f} GB predicted; "
         f"first step after {measured.start_s:.1f} s; clocks {measured.environment.get('clocks_after', '')}",
     ]
@@ -541,12 +627,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=None)
     parser.add_argument("--kv-dtype", default=defaults.kv_dtype)
     parser.add_argument("--no-profile", dest="profile", action="store_false")
+    parser.add_argument("--table", default="", metavar="FILE", help="measure every case of the table into FILE")
+    parser.add_argument("--budget-s", type=float, default=480.0, help="begin no case of the table after these seconds")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--out", default="")
     given = vars(parser.parse_args(arguments))
     as_json, out = given.pop("json"), given.pop("out")
+    table, budget_s = given.pop("table"), given.pop("budget_s")
     given["with_switches"], given["without"] = tuple(given["with_switches"]), tuple(given["without"])
     try:
+        if table:
+            left = run_table(DecodeOptions(**given), Path(table), budget_s=budget_s)
+            sys.stdout.write(f"{left} cases left\n")
+            return 0
         measured = decode(DecodeOptions(**given))
     except UserError as error:
         sys.stderr.write(f"k3sim: {error}\n")

@@ -28,7 +28,6 @@ from k3sim.model.path_rows import (
     ROWS,
     SELECT,
     SELECT_EXPERTS,
-    SHARDS,
     SIZE,
     TAIL,
     WELD,
@@ -38,6 +37,7 @@ from k3sim.model.paths import HEAD, START, Row
 
 SNAPSHOT_LAYER = "snapshot layer"
 NEXT_PART: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "sources": "ffn_sources"}
+GATHERED: dict[str, int | str] = {"rows": "rows", "hidden": "hidden"}
 WHOLE_ROW: dict[str, int | str] = {"rows": "rows", "width": "hidden"}
 LAUNCHED: dict[str, object] = {"launch": "pdl", "trigger": "start"}
 
@@ -53,7 +53,7 @@ OWN_START_ROWS = (
 BEFORE_MIXER = (
     _row("attn_res.mixer", "attn_res.combine", MIX, off=(WELD,), **LAUNCHED),
     _row("attn_res.snapshot", "unfused.copy", WHOLE_ROW, off=(WELD,), needs=SNAPSHOT_LAYER),
-    _row("attn_res.mixer", "attn_res.consume", SHARDS, on=(WELD,), receives=("residual",), **EARLY),
+    _row("attn_res.mixer", "proj_allreduce.consume_gathered", GATHERED, on=(WELD,), receives=("residual",), **EARLY),
     _row("attn_res.part_ffn", "attn_res.snapshot_part", NEXT_PART, on=(WELD,), stream="aux",
          after=("attn_res.mixer",)),
     _row("attn_res.part_mixer", "attn_res.snapshot_part", NEXT_PART, on=(WELD,), stream="aux"),
@@ -134,7 +134,7 @@ OWN_MOE_ROWS = (
     _row("moe.router", "cublas.gemm", ROWS, weights=("moe.router",), off=(ROUTE,)),
     _row("moe.latent_down", "cublas.gemm", ROWS, weights=("moe.latent_down",), off=(ROUTE,), stream="aux",
          after=("attn_res.ffn",)),
-    _row("moe.front", "skinny_gemv.ring_push", {"rows": "rows", "sent_bytes_per_row": "route_bytes"},
+    _row("moe.front", "skinny_gemv.ring_push", {"rows": "rows", "sent_bytes_per_row": "front_bytes"},
          weights=("moe.router_shard", "moe.latent_down_shard"), on=(ROUTE,), sends="route", **EARLY),
     _row("moe.shared_gate_up", "cublas.gemm", ROWS, weights=("moe.shared_gate_up",), off=(SIZE,), stream="aux",
          after=("attn_res.ffn",)),
@@ -146,7 +146,8 @@ OWN_MOE_ROWS = (
     _row("moe.shared_down", "skinny_gemv.ring", ROWS, weights=("moe.shared_down",), on=(SIZE,), stream="aux",
          **EARLY),
     _row("moe.routing", "router_topk.select", SELECT, off=(ROUTE,), **LAUNCHED),
-    _row("moe.routing", "router_topk.gather_select", SELECT, on=(ROUTE,), receives=("route",), **EARLY),
+    _row("moe.routing", "router_topk.gather_topk", {"rows": "rows", "latent": "latent"}, on=(ROUTE,),
+         receives=("route",), **EARLY),
     _row("moe.experts_1", "expert_gemv.gate_up", EXPERTS, weights=("moe.expert_w13",),
          off=(SIZE,), after=("moe.latent_down",), **LAUNCHED),
     _row("moe.experts_2", "expert_gemv.down", EXPERTS, weights=("moe.expert_w2",),
@@ -164,7 +165,7 @@ OWN_MOE_ROWS = (
 
 OWN_HEAD_ROWS = (
     _row("head.attn_res", "attn_res.combine", MIX, off=(WELD,), **LAUNCHED),
-    _row("head.attn_res", "attn_res.consume", SHARDS, on=(WELD,), receives=("residual",), **EARLY),
+    _row("head.attn_res", "proj_allreduce.consume_gathered", GATHERED, on=(WELD,), receives=("residual",), **EARLY),
     _row("head.lm_head", "cublas.gemm", ROWS, weights=("lm_head",), off=(ROUTE,)),
     _row("head.logits", "unfused.gather", {"rows": "rows", "width": "vocab", "ranks": "ranks"}, off=(ROUTE,),
          sends="logits", receives=("logits",)),

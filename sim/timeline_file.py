@@ -63,9 +63,9 @@ def timeline_of(document: Mapping[str, Any], name: str) -> Timeline:
 def _run(entry: Any, index: int, name: str) -> KernelRun:
     if not isinstance(entry, dict):
         raise UserError(f"{name}: stages[{index}] is not an object")
-    whole = [entry.get(field) for field in ("rank", "layer")]
-    numbers = [entry.get(field) for field in _NUMBERS]
-    words = [entry.get(field) for field in _TEXT]
+    whole: list[Any] = [entry.get(field) for field in ("rank", "layer")]
+    numbers: list[Any] = [entry.get(field) for field in _NUMBERS]
+    words: list[Any] = [entry.get(field) for field in _TEXT]
     good = all(isinstance(one, int) and not isinstance(one, bool) for one in whole)
     good = good and all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in numbers)
     good = good and all(isinstance(one, str) for one in words)

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     import torch
 
 
-def _site(rank: Rank, layer: int, site: str) -> list[torch.Tensor]:
-    return [rank.weight(layer, name) for name in bindings.site_weights(rank, layer, site)]
+def _site(rank: Rank, layer: int, site: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    query_norm, query, norm = (rank.weight(layer, name) for name in bindings.site_weights(rank, layer, site))
+    return query_norm, query, norm
 
 
 def _kept(rank: Rank, name: str, build: Any) -> Any:
@@ -153,12 +154,14 @@ def consume(rank: Rank, call: Call) -> None:
         bindings.prefix_of(rank, call),
         rank.buffers["x"],
     )
-    release = {"release_next": not _shared_gpu(rank)}
+    release_next = not _shared_gpu(rank)
     if bindings.arrives_in_parts(rank, call):
-        proj_allreduce.consume(rank.exchange.sums, *operands, **release)
+        proj_allreduce.consume(rank.exchange.sums, *operands, release_next=release_next)
     else:
         after_tail = bindings.preceding_layer(rank, call.layer) >= 0
-        proj_allreduce.consume_gathered(rank.exchange.tail, *operands, empty_parts=after_tail, **release)
+        proj_allreduce.consume_gathered(
+            rank.exchange.tail, *operands, empty_parts=after_tail, release_next=release_next
+        )
 
 
 def produce(rank: Rank, call: Call) -> None:
@@ -219,10 +222,13 @@ def kda_gated_norm(rank: Rank, call: Call) -> None:
 
 
 def kda_decode(rank: Rank, call: Call) -> None:
-    names = ("kda.f_b", "kda.conv", "kda.dt_bias", "kda.a_log", "kda.norm")
     kda.kda_decode(
         rank.buffers["kda.projected"],
-        *(rank.weight(call.layer, name) for name in names),
+        rank.weight(call.layer, "kda.f_b"),
+        rank.weight(call.layer, "kda.conv"),
+        rank.weight(call.layer, "kda.dt_bias"),
+        rank.weight(call.layer, "kda.a_log"),
+        rank.weight(call.layer, "kda.norm"),
         rank.sequence.state_slots,
         rank.conv_states[call.layer],
         rank.states[call.layer],
@@ -238,7 +244,7 @@ def kda_decode(rank: Rank, call: Call) -> None:
 def _latent_parts(rank: Rank, latents: torch.Tensor) -> tuple[torch.Tensor, ...]:
     shape = rank.architecture.mla
     parts = (shape.q_lora_rank, shape.kv_lora_rank, shape.qk_rope_head_dim)
-    return latents.split((*parts, latents.shape[1] - sum(parts)), dim=1)
+    return tuple(latents.split((*parts, latents.shape[1] - sum(parts)), dim=1))
 
 
 def _by_head(rank: Rank, call: Call, name: str, num_rows: int) -> torch.Tensor:
@@ -380,39 +386,31 @@ def _packed(rank: Rank, call: Call) -> PackedExperts:
 
 def experts(rank: Rank, call: Call) -> None:
     packed = _packed(rank, call)
-    expert_gemv.expert_gemv(
-        rank.buffers["moe.latent"],
-        rank.buffers["moe.ids"],
-        rank.buffers["moe.weights"],
-        packed,
-        rank.buffers["moe.experts"],
-        _kept(rank, "experts", lambda: expert_gemv.ExpertWorkspace.allocate(packed, max_rows=rank.rows)),
-    )
+    workspace = _kept(rank, "experts", lambda: expert_gemv.ExpertWorkspace.allocate(packed, max_rows=rank.rows))
+    operands = (rank.buffers["moe.latent"], rank.buffers["moe.ids"], rank.buffers["moe.weights"])
+    expert_gemv.expert_gemv(*operands, packed, rank.buffers["moe.experts"], workspace)
 
 
-def _hidden(rank: Rank, packed: PackedExperts) -> torch.Tensor:
+def _expert_hidden(rank: Rank, packed: PackedExperts) -> torch.Tensor:
     import torch
 
     shape = (rank.rows, expert_gemv.TOP_K, packed.width)
-    return _kept(  # type: ignore[no-any-return]
-        rank, "experts hidden", lambda: torch.empty(shape, dtype=torch.float16, device=packed.gate_up.device)
+    hidden: torch.Tensor = _kept(
+        rank, "expert hidden", lambda: torch.zeros(shape, dtype=torch.float16, device=rank.device)
     )
+    return hidden
 
 
 def experts_gate_up(rank: Rank, call: Call) -> None:
     packed = _packed(rank, call)
-    expert_gemv.expert_gate_up(
-        rank.buffers["moe.latent"],
-        rank.buffers["moe.ids"],
-        rank.buffers["moe.weights"],
-        packed,
-        _hidden(rank, packed),
-    )
+    operands = (rank.buffers["moe.latent"], rank.buffers["moe.ids"], rank.buffers["moe.weights"])
+    expert_gemv.expert_gate_up(*operands, packed, _expert_hidden(rank, packed))
 
 
 def experts_down(rank: Rank, call: Call) -> None:
     packed = _packed(rank, call)
-    expert_gemv.expert_down(_hidden(rank, packed), rank.buffers["moe.ids"], packed, rank.buffers["moe.experts"])
+    hidden = _expert_hidden(rank, packed)
+    expert_gemv.expert_down(hidden, rank.buffers["moe.ids"], packed, rank.buffers["moe.experts"])
 
 
 def tail_send(rank: Rank, call: Call) -> None:
@@ -487,7 +485,7 @@ KERNEL_CALLS: dict[str, CallFunction] = {
     "embed.all_reduce/unfused.all_reduce": all_reduce,
     "embed.push/unfused.embedding": embedding_push,
     "attn_res.mixer/attn_res.combine": combine,
-    "attn_res.mixer/attn_res.consume": consume,
+    "attn_res.mixer/proj_allreduce.consume_gathered": consume,
     "attn_res.snapshot/unfused.copy": keep_snapshot,
     "attn_res.part_ffn/attn_res.snapshot_part": snapshot_part,
     "attn_res.part_mixer/attn_res.snapshot_part": snapshot_part,
@@ -535,7 +533,7 @@ KERNEL_CALLS: dict[str, CallFunction] = {
     "moe.shared_down/cublas.gemm": gemm,
     "moe.shared_down/skinny_gemv.ring": skinny,
     "moe.routing/router_topk.select": select,
-    "moe.routing/router_topk.gather_select": gather_select,
+    "moe.routing/router_topk.gather_topk": gather_select,
     "moe.experts_1/expert_gemv.gate_up": experts_gate_up,
     "moe.experts_2/expert_gemv.down": experts_down,
     "moe.experts/expert_gemv.block": experts,
@@ -544,7 +542,7 @@ KERNEL_CALLS: dict[str, CallFunction] = {
     "moe.latent_up/latent_tail.up_after_sum": tail_up,
     "moe.tail_collect/latent_tail.collect": tail_collect,
     "head.attn_res/attn_res.combine": combine,
-    "head.attn_res/attn_res.consume": consume,
+    "head.attn_res/proj_allreduce.consume_gathered": consume,
     "head.lm_head/cublas.gemm": gemm,
     "head.lm_head/skinny_gemv.ring": skinny,
     "head.top_k/lm_head.select": local_top,

@@ -208,10 +208,13 @@ def kda_gated_norm(rank: Rank, call: Call) -> None:
 
 
 def kda_decode(rank: Rank, call: Call) -> None:
-    names = ("kda.f_b", "kda.conv", "kda.dt_bias", "kda.a_log", "kda.norm")
     out = kda.kda_decode(
         rank.buffers["kda.projected"],
-        *(rank.weight(call.layer, name) for name in names),
+        rank.weight(call.layer, "kda.f_b"),
+        rank.weight(call.layer, "kda.conv"),
+        rank.weight(call.layer, "kda.dt_bias"),
+        rank.weight(call.layer, "kda.a_log"),
+        rank.weight(call.layer, "kda.norm"),
         rank.sequence.state_slots,
         rank.conv_states[call.layer],
         rank.states[call.layer],
@@ -225,7 +228,7 @@ def kda_decode(rank: Rank, call: Call) -> None:
 
 def _latent_parts(rank: Rank, latents: torch.Tensor) -> tuple[torch.Tensor, ...]:
     shape = rank.architecture.mla
-    return latents.split((shape.q_lora_rank, shape.kv_lora_rank, shape.qk_rope_head_dim), dim=1)
+    return tuple(latents.split((shape.q_lora_rank, shape.kv_lora_rank, shape.qk_rope_head_dim), dim=1))
 
 
 def _key_up(rank: Rank, call: Call) -> torch.Tensor:
@@ -417,7 +420,7 @@ REFERENCE_CALLS: dict[str, CallFunction] = {
     "embed.all_reduce/unfused.all_reduce": all_reduce,
     "embed.push/unfused.embedding": embedding_push,
     "attn_res.mixer/attn_res.combine": combine,
-    "attn_res.mixer/attn_res.consume": consume,
+    "attn_res.mixer/proj_allreduce.consume_gathered": consume,
     "attn_res.snapshot/unfused.copy": keep_snapshot,
     "attn_res.part_ffn/attn_res.snapshot_part": snapshot_part,
     "attn_res.part_mixer/attn_res.snapshot_part": snapshot_part,
@@ -465,7 +468,7 @@ REFERENCE_CALLS: dict[str, CallFunction] = {
     "moe.shared_down/cublas.gemm": product,
     "moe.shared_down/skinny_gemv.ring": product,
     "moe.routing/router_topk.select": select,
-    "moe.routing/router_topk.gather_select": gather_select,
+    "moe.routing/router_topk.gather_topk": gather_select,
     "moe.experts_1/expert_gemv.gate_up": nothing,
     "moe.experts_2/expert_gemv.down": experts,
     "moe.experts/expert_gemv.block": experts,
@@ -474,7 +477,7 @@ REFERENCE_CALLS: dict[str, CallFunction] = {
     "moe.latent_up/latent_tail.up_after_sum": tail_up,
     "moe.tail_collect/latent_tail.collect": tail_collect,
     "head.attn_res/attn_res.combine": combine,
-    "head.attn_res/attn_res.consume": consume,
+    "head.attn_res/proj_allreduce.consume_gathered": consume,
     "head.lm_head/cublas.gemm": product,
     "head.lm_head/skinny_gemv.ring": product,
     "head.top_k/lm_head.select": local_top,

@@ -42,7 +42,7 @@ def legal_order(program: Program, seed: int) -> list[int]:
     for call in program.calls:
         streams.setdefault(call.stream, []).append(call.index)
     done: set[int] = set()
-    order = []
+    order: list[int] = []
     heads = dict.fromkeys(streams, 0)
     while len(order) < len(program.calls):
         ready = [
@@ -89,8 +89,8 @@ class Step:
         """Launch one step on the current stream and its side streams, which it joins again.
 
         Where ranks share a GPU, a call that polls begins once every rank's push is under way (a poller that fills SMs
-        could otherwise keep a peer from pushing), and launches whose blocks wait for each other take turns.
-        ``marked``: calls are ranges ``k3sim call N`` of torch's profiler.
+        could otherwise keep a peer from pushing), and launches whose blocks wait for each other take turns. ``marked``:
+        calls are ranges ``k3sim call N`` of torch's profiler.
         """
         import contextlib
 

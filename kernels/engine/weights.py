@@ -442,8 +442,7 @@ class _Repeated(dict[tuple[int, str], Any]):
         return self.model.weights[layer, f"{name}_shard"].repeat(ranks, 1)
 
     def __getitem__(self, key: tuple[int, str]) -> torch.Tensor:
-        layer, name = key
-        ranks = self.model.num_ranks
+        name, ranks = key[1], self.model.num_ranks
         if key not in self:
             return self.__missing__(key)
         held: torch.Tensor = super().__getitem__(key)

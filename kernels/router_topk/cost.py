@@ -36,6 +36,12 @@ def gather_select(weights: Sequence[Weight], *, rows: int, experts: int, latent:
     )
 
 
+def select(weights: Sequence[Weight], *, rows: int, experts: int, latent: int) -> Work:
+    """Selection from whole logits that this rank computed: nothing is polled and no latent is moved."""
+    work = gather_select(weights, rows=rows, experts=experts, latent=0)
+    return replace(work, passes=(selection(experts=experts, latent=0, num_quantise_reductions=0),))
+
+
 def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:
     """The kernel behind a divided front: a block a row selects, two collect the latent, which travels in fp32.
 
@@ -52,9 +58,3 @@ def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:
             Pass(num_dependent_loads=1, input_bytes_per_block=latent * FP32_BYTES // 2, num_block_reductions=4),
         ),
     )
-
-
-def select(weights: Sequence[Weight], *, rows: int, experts: int, latent: int) -> Work:
-    """Selection from whole logits that this rank computed: nothing is polled and no latent is moved."""
-    work = gather_select(weights, rows=rows, experts=experts, latent=0)
-    return replace(work, passes=(selection(experts=experts, latent=0, num_quantise_reductions=0),))

@@ -17,6 +17,7 @@ from k3sim.calibrate.decode import (
     launches_by_call,
     main,
     moved_bytes,
+    table_cases,
     timeline_from,
 )
 from k3sim.errors import UserError
@@ -115,6 +116,14 @@ def test_bytes_of_a_step_leave_prefetches_out() -> None:
     assert moved_bytes(with_prefetch.program) == moved_bytes(without.program)
     # Weights of one token and rank with everything sharded, at TP16 (9.37 GB), states and a cache of 8k tokens.
     assert 9.4e9 < moved_bytes(without.program) < 9.7e9
+
+
+def test_the_table_has_every_case_once() -> None:
+    """Both paths at five concurrencies and three contexts, four switches alone and four left out: names resume it."""
+    commands = [one.command() for one in table_cases(DecodeOptions())]
+    assert len(commands) == len(set(commands)) == 2 * 5 * 3 + 8
+    for one in table_cases(DecodeOptions(layers=4)):
+        assert case_of(one).architecture.num_layers == 4
 
 
 @pytest.mark.parametrize(

@@ -75,14 +75,13 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
         ((bf16(12 * 512, 128),), {"rows": 1}, 1_572_864),
         ((bf16(6 * 128, 512),), {"rows": 4}, 786_432),
     ),
-    "expert_gemv.gate_up": (
-        ((W13_8,), EXPERTS1, 23_396_352),
-        ((W13_16,), EXPERTS1, 11_698_176),
+    "expert_gemv.gate_up": (((W13_8,), EXPERTS1, 23_396_352), ((W13_16,), EXPERTS1, 11_698_176)),
+    "expert_gemv.down": (((W2_8,), EXPERTS1, 11_698_176), ((W2_16,), EXPERTS1, 5_849_088)),
+    "proj_allreduce.consume_gathered": (
+        ((), {"rows": 1, "hidden": H}, 43_008),
+        ((), {"rows": 4, "hidden": H}, 43_008),
     ),
-    "expert_gemv.down": (
-        ((W2_8,), EXPERTS1, 11_698_176),
-        ((W2_16,), EXPERTS1, 5_849_088),
-    ),
+    "router_topk.gather_topk": (((), {"rows": 1, "latent": L}, 0), ((), {"rows": 4, "latent": L}, 0)),
     "latent_tail.collect": (((), {"rows": 1, "width": H}, 0), ((), {"rows": 4, "width": H}, 0)),
     "lm_head.select": (((), {"rows": 1}, 0), ((), {"rows": 4}, 0)),
     "mla_decode.split_kv_early": (((), ATTENTION8, 4_718_592), ((), ATTENTION16, 603_979_776)),
