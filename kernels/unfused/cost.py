@@ -192,8 +192,3 @@ def argmax(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
         reductions=1,
         then=(Pass(num_dependent_loads=2, num_block_reductions=1),),
     )
-
-
-def advance(weights: Sequence[Weight], *, rows: int) -> Work:
-    """Next positions, lengths and cache slots: one block."""
-    return _small(num_blocks=1, loads=2)
