@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from k3sim.kernels.attn_res import cost as attn_res_cost
 from k3sim.kernels.bench import MIN_COPIES, num_copies
@@ -151,11 +151,16 @@ def _timed(ranks: int, depth: int, rows: int) -> Callable[[str, int, int], Timed
     return make
 
 
-def _gathered_operands(rows: int, device: str, seed: int) -> tuple[torch.Tensor, Sequence[torch.Tensor], list[Any]]:
+def _gathered_operands(
+    rows: int, device: str, seed: int
+) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor], Part]:
     """residual; both statistics in one and the weighted sum, as ``snapshot_part`` writes them; the three vectors."""
     import torch
 
-    (residual, (largest, denominator, weighted), *vectors), _ = consumer_operands(rows, HIDDEN, device, seed)
+    (residual, (largest, denominator, weighted), query_norm, query, norm_weight), _ = consumer_operands(
+        rows, HIDDEN, device, seed
+    )
+    vectors = (query_norm, query, norm_weight)
     return residual, (torch.stack((largest, denominator), dim=-1).contiguous(), weighted), vectors
 
 

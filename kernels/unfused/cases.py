@@ -18,6 +18,7 @@ from k3sim.kernels.kda_decode.cases import CONV_WIDTH, D, fla_calls, judge_state
 from k3sim.kernels.kda_decode.cases import inputs as kda_decode_inputs
 from k3sim.kernels.mla_prep.cases import MERGED_WIDTH
 from k3sim.kernels.unfused import cost
+from k3sim.kernels.work import Work
 
 if TYPE_CHECKING:
     import torch
@@ -385,8 +386,8 @@ def _elementwise_timed(kernel: str, width: int, rows: int) -> MakeTimed:
 
 def query_inputs(
     rows: int, heads: int, dtype: torch.dtype, num_pages: int, *, device: str = "cpu", seed: int = 0
-) -> tuple[torch.Tensor, ...]:
-    """absorbed, extra, latent, latent_extra and a cache of random rows; one latent value is beyond e4m3."""
+) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """absorbed, extra, latent and latent_extra; a cache of random rows; one latent value is beyond e4m3."""
     generator = generator_on(device, seed)
     absorbed = normal((heads, rows, LATENT), generator).transpose(0, 1)  # as a batched product leaves it
     extra = normal((rows, heads, 128 + EXTRA), generator)[..., 128:]
@@ -394,7 +395,7 @@ def query_inputs(
     latents[0, QUERY_LATENT + 4] = 1000.0
     cache = normal((num_pages, PAGE_TOKENS, ROW), generator).to(dtype)
     latent, latent_extra = latents[:, QUERY_LATENT : QUERY_LATENT + ROW].split([LATENT, EXTRA], dim=-1)
-    return absorbed, extra, latent, latent_extra, cache
+    return (absorbed, extra, latent, latent_extra), cache
 
 
 def _cache_dtype(fp8: bool) -> torch.dtype:
@@ -409,7 +410,7 @@ def _query_problem(heads: int, rows: int, fp8: bool) -> MakeProblem:
 
         from k3sim.kernels.unfused import launch, reference
 
-        *operands, cache = query_inputs(rows, heads, _cache_dtype(fp8), 4, device=device, seed=seed)
+        operands, cache = query_inputs(rows, heads, _cache_dtype(fp8), 4, device=device, seed=seed)
         start = cache.clone()
         slots = torch.randperm(4 * PAGE_TOKENS, generator=generator_on(device, seed), device=device)[:rows]
         if rows > 1:
@@ -440,7 +441,7 @@ def _query_timed(heads: int, rows: int, fp8: bool) -> MakeTimed:
         from k3sim.kernels.unfused import launch
 
         num_pages = -(-MIN_COPIES * rows // PAGE_TOKENS)
-        *operands, cache = query_inputs(rows, heads, _cache_dtype(fp8), num_pages, device=device, seed=seed)
+        operands, cache = query_inputs(rows, heads, _cache_dtype(fp8), num_pages, device=device, seed=seed)
         order = torch.randperm(num_pages * PAGE_TOKENS, generator=generator_on(device, seed), device=device)
         query = torch.empty(rows, heads, ROW, dtype=torch.bfloat16, device=device)
 
@@ -584,7 +585,9 @@ def _advance_timed(rows: int) -> MakeTimed:
 # -- all of them --------------------------------------------------------------------------------------------------
 
 
-def _case(name: str, rows: int, works: Sequence[Any], num_bytes: int, problem: MakeProblem, timed: Any) -> Case:
+def _case(
+    name: str, rows: int, works: Sequence[Work], num_bytes: int, problem: MakeProblem, timed: MakeTimed | None
+) -> Case:
     return Case(
         operator="unfused",
         name=f"{name}, {rows_in_words(rows)}",
@@ -651,8 +654,9 @@ def _row_cases() -> list[Case]:
         for rows, fp8 in ((1, True), (8, True), (3, False)):
             work = cost.query_and_cache((), rows=rows, heads=heads, kv_row_bytes=ROW * (1 if fp8 else 2))
             name = f"query_and_cache, {heads} heads, {'fp8' if fp8 else 'bf16'}"
-            checked, timed = _query_problem(heads, rows, fp8), _query_timed(heads, rows, fp8) if fp8 else None
-            found.append(_case(name, rows, [work], 16 * PAGE_TOKENS * ROW + 8 * rows * heads * ROW, checked, timed))
+            num_bytes = 16 * PAGE_TOKENS * ROW + 8 * rows * heads * ROW
+            fp8_only = _query_timed(heads, rows, fp8) if fp8 else None
+            found.append(_case(name, rows, [work], num_bytes, _query_problem(heads, rows, fp8), fp8_only))
     return found
 
 

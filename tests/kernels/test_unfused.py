@@ -15,7 +15,7 @@ from k3sim.kernels.mla_decode import launch as mla_decode  # noqa: E402
 from k3sim.kernels.mla_decode import reference as mla_decode_reference  # noqa: E402
 from k3sim.kernels.mla_prep import reference as mla_prep  # noqa: E402
 from k3sim.kernels.proj_allreduce.launch import make_receive_buffers  # noqa: E402
-from k3sim.kernels.tolerance import compare  # noqa: E402
+from k3sim.kernels.tolerance import TOLERANCES, compare  # noqa: E402
 from k3sim.kernels.unfused import launch, reference  # noqa: E402
 from k3sim.kernels.unfused.cases import candidates, chain_call, kda_inputs  # noqa: E402
 
@@ -57,7 +57,10 @@ def test_the_three_in_a_chain_are_the_kda_step(carry) -> None:  # type: ignore[n
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(parts["state"], whole["state"], rtol=1e-5, atol=1e-6)
     assert (verdict := compare(out, expected, "kda_output")), verdict
-    assert (verdict := compare(parts["state"], whole["state"], "kda_state_fp32")), verdict
+    # A convolved value in bf16 moves single elements of the state by half a unit of bf16, and the whole by little.
+    family = "kda_state_fp32" if carry == torch.float32 else "kda_state_bf16"
+    assert (verdict := compare(parts["state"], whole["state"], family)), verdict
+    assert verdict.error <= TOLERANCES["kda_state_fp32"].error_ratio
     assert not out[1].any() and torch.equal(parts["state"][[0, 1, 3]], arguments["state"][[0, 1, 3]])
 
 
