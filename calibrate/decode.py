@@ -192,6 +192,7 @@ class Measured:
         if self.timeline is not None:
             document["stages"] = stage_rows(self.timeline)
             document["by_stage"] = by_stage(self.timeline)
+            document["idle_us"] = idle_us(self.timeline)
         return document
 
 
@@ -223,6 +224,15 @@ def by_stage(timeline: Timeline) -> list[dict[str, Any]]:
         for stage, (count, total, alone) in totals.items()
     ]
     return sorted(rows, key=lambda row: (-row["total_us"], row["stage"]))
+
+
+def idle_us(timeline: Timeline) -> float:
+    """Time of the profiled step in which no kernel ran."""
+    busy_ps = end_ps = 0
+    for run in sorted(timeline.kernels, key=lambda one: one.start_ps):
+        busy_ps += max(0, run.end_ps - max(run.start_ps, end_ps))
+        end_ps = max(end_ps, run.end_ps)
+    return (timeline.step_ps - busy_ps) / PS_PER_US
 
 
 # ---- on the GPU ---------------------------------------------------------------------------------------------------
@@ -595,7 +605,10 @@ def lines_of(measured: Measured) -> list[str]:
         f"first step after {measured.start_s:.1f} s; clocks {measured.environment.get('clocks_after', '')}",
     ]
     if measured.timeline is not None:
-        lines.append(f"{measured.num_launches} launches a step; kernels by stage:")
+        lines.append(
+            f"{measured.num_launches} launches a step, {idle_us(measured.timeline):.1f} us of the profiled one with no "
+            "kernel running; kernels by stage:"
+        )
         lines.append(f"{'stage':24}{'count':>7}{'total us':>11}{'each us':>9}{'alone us':>11}")
         lines += [
             f"{row['stage']:24}{row['count']:7}{row['total_us']:11.1f}{row['total_us'] / row['count']:9.2f}"
