@@ -1,7 +1,8 @@
 """A decode step of the project's own kernels, measured: ``k3sim decode``, or ``python -m k3sim.calibrate.decode``.
 
 The second form needs torch and the kernels alone, for machines on which the rest of the package is not installed. One
-rank runs on one GPU, in loop-back where its layout has peers. What is measured, in this order: memory, the read
+rank runs on one GPU, in loop-back where its layout has peers; under ``torchrun --nproc-per-node 8 -m
+k3sim.calibrate.decode --tp 8 --layers 40`` each GPU of a host runs one, and they exchange over NVLink. What is measured, in this order: memory, the read
 bandwidth of the same GPU, replays of the captured step between events, and one profiled replay for start and end of
 every kernel (CUPTI, through torch's profiler).
 """
@@ -12,6 +13,7 @@ import argparse
 import bisect
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -258,6 +260,7 @@ def decode(options: DecodeOptions) -> Measured:
     from k3sim.kernels.engine.weights import random_weights
     from k3sim.kernels.read_rate import read_rate
 
+    index = join_processes()
     free_bytes, _ = torch.cuda.mem_get_info()
     check_memory(
         case.architecture, case.layout, case.workload, case.path, max_tokens=case.max_tokens, free_bytes=free_bytes
@@ -265,8 +268,25 @@ def decode(options: DecodeOptions) -> Measured:
     rate, _ = read_rate()
     torch.cuda.empty_cache()
     started = time.perf_counter()
-    weights = random_weights(case.program, case.architecture, case.layout, seed=options.seed)
+    weights = random_weights(
+        case.program, case.architecture, case.layout, seed=options.seed, index=index, device=f"cuda:{index}"
+    )
     return measure(case, weights, rate, started=started)
+
+
+def join_processes() -> int:
+    """This process's rank: 0 where it is alone; under torchrun, one process a GPU of one host, joined to the others."""
+    import torch
+
+    num_processes, index = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    if num_processes > 1:
+        num_gpus = torch.cuda.device_count()
+        if num_processes > num_gpus:
+            raise UserError(f"{num_processes} processes on {num_gpus} GPUs; start one a GPU of one host")
+        torch.cuda.set_device(index)
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", index))
+    return index
 
 
 def measure(case: Case, weights: RankWeights, read_bytes_per_s: float, *, started: float | None = None) -> Measured:
@@ -314,20 +334,36 @@ def measure(case: Case, weights: RankWeights, read_bytes_per_s: float, *, starte
 
 
 def build(case: Case, weights: RankWeights) -> tuple[Rank, Step]:
-    """A rank on the current GPU, in loop-back, and its step, which has not run yet."""
-    from k3sim.kernels.engine.exchange import connect_kernels
+    """A rank on the current GPU and its step, which has not run yet.
+
+    Alone it is in loop-back; under torchrun it is connected to the ranks of the other processes.
+    """
+    import torch
+
+    from k3sim.kernels.engine.exchange import connect_kernels, connect_symmetric
     from k3sim.kernels.engine.kernel_calls import KERNEL_CALLS
     from k3sim.kernels.engine.state import build_rank
     from k3sim.kernels.engine.step import Step
 
     parts = (case.architecture, case.layout, case.workload, case.program)
-    rank = build_rank(*parts, weights, max_tokens=case.max_tokens, seed=case.options.seed)
-    connect_kernels([rank], loop_back=True)
+    alone = not torch.distributed.is_initialized()
+    index = 0 if alone else torch.distributed.get_rank()
+    device = f"cuda:{torch.cuda.current_device()}"
+    rank = build_rank(
+        *parts, weights, index=index, max_tokens=case.max_tokens, seed=case.options.seed, device=device
+    )
+    if alone:
+        connect_kernels([rank], loop_back=True)
+    else:
+        connect_symmetric(rank, torch.distributed.group.WORLD)
     return rank, Step([rank], KERNEL_CALLS)
 
 
 def time_replays(step: Step, rank: Rank, case: Case) -> tuple[float, ...]:
-    """Microseconds of each replay, between two events around it; the context grows by one a replay."""
+    """Microseconds of each replay, between two events around it; the context grows by one a replay.
+
+    Of several processes' ranks the slowest of each replay counts.
+    """
     import torch
 
     for _ in range(WARM_UP_REPLAYS):
@@ -339,7 +375,12 @@ def time_replays(step: Step, rank: Rank, case: Case) -> tuple[float, ...]:
         step.replay()
         end.record()
     torch.cuda.synchronize()
-    return tuple(start.elapsed_time(end) * 1e3 for start, end in pairs)
+    mine = tuple(start.elapsed_time(end) * 1e3 for start, end in pairs)
+    if not torch.distributed.is_initialized():
+        return mine
+    every: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, mine)
+    return tuple(max(samples) for samples in zip(*every, strict=True))
 
 
 def clocks() -> str:
@@ -657,6 +698,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         sys.stderr.write(f"k3sim: {error}\n")
         return 2
+    if int(os.environ.get("RANK", "0")):
+        return 0  # the first of several processes reports for all
     if out:
         write(measured, Path(out))
     text = json.dumps(measured.to_dict()) if as_json else "\n".join(lines_of(measured))
