@@ -1,9 +1,10 @@
 """A decode step of the project's own kernels, measured: ``k3sim decode``, or ``python -m k3sim.calibrate.decode``.
 
 The second form needs torch and the kernels alone, for machines on which the rest of the package is not installed. One
-rank runs on one GPU, in loop-back where its layout has peers. What is measured, in this order: memory, the read
-bandwidth of the same GPU, replays of the captured step between events, and one profiled replay for start and end of
-every kernel (CUPTI, through torch's profiler).
+rank runs on one GPU, in loop-back where its layout has peers; under ``torchrun --nproc-per-node 8 -m
+k3sim.calibrate.decode --tp 8 --layers 40`` each GPU of a host runs one, and they exchange over NVLink. What is measured,
+in this order: memory, the read bandwidth of the same GPU, replays of the captured step between events, and one profiled
+replay for start and end of every kernel (CUPTI, through torch's profiler).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import bisect
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -192,6 +194,7 @@ class Measured:
         if self.timeline is not None:
             document["stages"] = stage_rows(self.timeline)
             document["by_stage"] = by_stage(self.timeline)
+            document["idle_us"] = idle_us(self.timeline)
         return document
 
 
@@ -225,6 +228,15 @@ def by_stage(timeline: Timeline) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (-row["total_us"], row["stage"]))
 
 
+def idle_us(timeline: Timeline) -> float:
+    """Time of the profiled step in which no kernel ran."""
+    busy_ps = end_ps = 0
+    for run in sorted(timeline.kernels, key=lambda one: one.start_ps):
+        busy_ps += max(0, run.end_ps - max(run.start_ps, end_ps))
+        end_ps = max(end_ps, run.end_ps)
+    return (timeline.step_ps - busy_ps) / PS_PER_US
+
+
 # ---- on the GPU ---------------------------------------------------------------------------------------------------
 
 
@@ -248,6 +260,7 @@ def decode(options: DecodeOptions) -> Measured:
     from k3sim.kernels.engine.weights import random_weights
     from k3sim.kernels.read_rate import read_rate
 
+    index = join_processes()
     free_bytes, _ = torch.cuda.mem_get_info()
     check_memory(
         case.architecture, case.layout, case.workload, case.path, max_tokens=case.max_tokens, free_bytes=free_bytes
@@ -255,8 +268,25 @@ def decode(options: DecodeOptions) -> Measured:
     rate, _ = read_rate()
     torch.cuda.empty_cache()
     started = time.perf_counter()
-    weights = random_weights(case.program, case.architecture, case.layout, seed=options.seed)
+    weights = random_weights(
+        case.program, case.architecture, case.layout, seed=options.seed, index=index, device=f"cuda:{index}"
+    )
     return measure(case, weights, rate, started=started)
+
+
+def join_processes() -> int:
+    """This process's rank: 0 where it is alone; under torchrun, one process a GPU of one host, joined to the others."""
+    import torch
+
+    num_processes, index = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    if num_processes > 1:
+        num_gpus = torch.cuda.device_count()
+        if num_processes > num_gpus:
+            raise UserError(f"{num_processes} processes on {num_gpus} GPUs; start one a GPU of one host")
+        torch.cuda.set_device(index)
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", index))
+    return index
 
 
 def measure(case: Case, weights: RankWeights, read_bytes_per_s: float, *, started: float | None = None) -> Measured:
@@ -304,20 +334,36 @@ def measure(case: Case, weights: RankWeights, read_bytes_per_s: float, *, starte
 
 
 def build(case: Case, weights: RankWeights) -> tuple[Rank, Step]:
-    """A rank on the current GPU, in loop-back, and its step, which has not run yet."""
-    from k3sim.kernels.engine.exchange import connect_kernels
+    """A rank on the current GPU and its step, which has not run yet.
+
+    Alone it is in loop-back; under torchrun it is connected to the ranks of the other processes.
+    """
+    import torch
+
+    from k3sim.kernels.engine.exchange import connect_kernels, connect_symmetric
     from k3sim.kernels.engine.kernel_calls import KERNEL_CALLS
     from k3sim.kernels.engine.state import build_rank
     from k3sim.kernels.engine.step import Step
 
     parts = (case.architecture, case.layout, case.workload, case.program)
-    rank = build_rank(*parts, weights, max_tokens=case.max_tokens, seed=case.options.seed)
-    connect_kernels([rank], loop_back=True)
+    alone = not torch.distributed.is_initialized()
+    index = 0 if alone else torch.distributed.get_rank()
+    device = f"cuda:{torch.cuda.current_device()}"
+    rank = build_rank(
+        *parts, weights, index=index, max_tokens=case.max_tokens, seed=case.options.seed, device=device
+    )
+    if alone:
+        connect_kernels([rank], loop_back=True)
+    else:
+        connect_symmetric(rank, torch.distributed.group.WORLD)
     return rank, Step([rank], KERNEL_CALLS)
 
 
 def time_replays(step: Step, rank: Rank, case: Case) -> tuple[float, ...]:
-    """Microseconds of each replay, between two events around it; the context grows by one a replay."""
+    """Microseconds of each replay, between two events around it; the context grows by one a replay.
+
+    Of several processes' ranks the slowest of each replay counts.
+    """
     import torch
 
     for _ in range(WARM_UP_REPLAYS):
@@ -329,7 +375,12 @@ def time_replays(step: Step, rank: Rank, case: Case) -> tuple[float, ...]:
         step.replay()
         end.record()
     torch.cuda.synchronize()
-    return tuple(start.elapsed_time(end) * 1e3 for start, end in pairs)
+    mine = tuple(start.elapsed_time(end) * 1e3 for start, end in pairs)
+    if not torch.distributed.is_initialized():
+        return mine
+    every: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, mine)
+    return tuple(max(samples) for samples in zip(*every, strict=True))
 
 
 def clocks() -> str:
@@ -595,7 +646,10 @@ def lines_of(measured: Measured) -> list[str]:
         f"first step after {measured.start_s:.1f} s; clocks {measured.environment.get('clocks_after', '')}",
     ]
     if measured.timeline is not None:
-        lines.append(f"{measured.num_launches} launches a step; kernels by stage:")
+        lines.append(
+            f"{measured.num_launches} launches a step, {idle_us(measured.timeline):.1f} us of the profiled one with no "
+            "kernel running; kernels by stage:"
+        )
         lines.append(f"{'stage':24}{'count':>7}{'total us':>11}{'each us':>9}{'alone us':>11}")
         lines += [
             f"{row['stage']:24}{row['count']:7}{row['total_us']:11.1f}{row['total_us'] / row['count']:9.2f}"
@@ -644,6 +698,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         sys.stderr.write(f"k3sim: {error}\n")
         return 2
+    if int(os.environ.get("RANK", "0")):
+        return 0  # the first of several processes reports for all
     if out:
         write(measured, Path(out))
     text = json.dumps(measured.to_dict()) if as_json else "\n".join(lines_of(measured))

@@ -2,12 +2,15 @@
 
 *Emulated* ranks share a process (and a GPU): the push to peer r lands in r's slots. *Loop-back* runs one rank of T:
 the push to peer r lands in this rank's own slot r, so it sends and polls as much as one of T and all peers say what it
-says. The same slots serve both; only the destination differs.
+says. The same slots serve both; only the destination differs. Ranks of other processes have their slots in *symmetric
+memory* of torch, reached by unicast stores alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +121,10 @@ class KernelExchange:
     shared_gpu: bool
     loop_back: bool
     peers: Sequence[KernelExchange] = ()
+    # Ranks of other processes: their candidate and logit slots as tensors of this GPU, and a barrier on the stream.
+    mapped_candidates: Sequence[torch.Tensor] = ()
+    mapped_logits: Sequence[torch.Tensor] = ()
+    barrier: Callable[[], None] | None = None
 
     @property
     def top(self) -> torch.Tensor:
@@ -136,8 +143,10 @@ class KernelExchange:
 
         if self.loop_back:
             torch.mul(self.candidates[:, None].expand_as(self.candidate_slots), 1, out=self.candidate_slots)
-        for peer in self.peers:
-            torch.mul(self.candidates, 1, out=peer.candidate_slots[:, self.rank])
+        for slots in (*(peer.candidate_slots for peer in self.peers), *self.mapped_candidates):
+            torch.mul(self.candidates, 1, out=slots[:, self.rank])
+        if self.barrier is not None:
+            self.barrier()
 
     def arrived_candidates(self) -> tuple[torch.Tensor, torch.Tensor]:
         import torch
@@ -150,9 +159,11 @@ class KernelExchange:
         assert self.logit_slots is not None
         if self.loop_back:
             torch.mul(logits[:, None].expand_as(self.logit_slots), 1, out=self.logit_slots)
-        for peer in self.peers:
-            assert peer.logit_slots is not None
-            torch.mul(logits, 1, out=peer.logit_slots[:, self.rank])
+        for slots in (*(peer.logit_slots for peer in self.peers), *self.mapped_logits):
+            assert slots is not None
+            torch.mul(logits, 1, out=slots[:, self.rank])
+        if self.barrier is not None:
+            self.barrier()
 
     def all_logits(self) -> torch.Tensor:
         """[B, V], the slots as they lie."""
@@ -218,3 +229,101 @@ def connect_kernels(ranks: Sequence[Rank], *, loop_back: bool = False) -> None:
     for rank, exchange in zip(ranks, exchanges, strict=True):
         exchange.peers = () if loop_back else exchanges
         rank.exchange = exchange
+
+
+SLOT_ALIGNMENT = 256  # bytes
+
+
+def slot_layout(num_ranks: int, rows: int, hidden: int, latent: int, experts: int, vocab: int, candidates: int) -> dict[
+    str, tuple[int, tuple[int, ...], int]
+]:  # fmt: skip
+    """Every slot tensor of a rank in one block of memory: offset in bytes, shape, bytes of an element."""
+    from k3sim.kernels.proj_allreduce.launch import BUFFERS
+
+    shapes = {
+        "sums": ((BUFFERS, num_ranks, rows, hidden), 2),
+        "latent": ((num_ranks, rows, latent), 2),
+        "shared": ((num_ranks, rows, hidden // num_ranks), 2),
+        "gathered": ((rows, hidden), 2),
+        "front": ((num_ranks, rows, (experts + latent) // num_ranks), 4),
+        "candidates": ((2, num_ranks, rows, candidates), 4),
+        "logits": ((rows, num_ranks, vocab), 4),
+    }
+    found, offset = {}, 0
+    for name, (shape, element_bytes) in shapes.items():
+        found[name] = (offset, shape, element_bytes)
+        size = math.prod(shape) * element_bytes
+        offset += -(-size // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+    found["end"] = (offset, (), 1)
+    return found
+
+
+def connect_symmetric(rank: Rank, group: Any) -> None:
+    """Give the one rank of this process its slots in symmetric memory, mapped by all ranks of ``group``.
+
+    Every process of the group calls it, with ranks of one layout and as many rows. Raises UserError where the group is
+    not of the layout's size, or where torch mapped a multicast object, which this project does not use.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from k3sim.errors import UserError
+    from k3sim.kernels.latent_tail.launch import EMPTY, TailPeers, TailSlots
+    from k3sim.kernels.proj_allreduce.launch import CONTROL_WORDS, ReceiveBuffers
+
+    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
+    import torch.distributed._symmetric_memory as symmetric
+
+    num_ranks, rows = rank.layout.tp, rank.rows
+    if dist.get_world_size(group) != num_ranks:
+        raise UserError(f"{dist.get_world_size(group)} processes; tp={num_ranks} needs as many")
+    places = slot_layout(
+        num_ranks, rows, rank.architecture.hidden_size, rank.architecture.moe.latent_size,
+        rank.architecture.moe.num_experts, rank.architecture.vocab_size // num_ranks, rank.buffers["head.top"].shape[1],
+    )  # fmt: skip
+    block = symmetric.empty(places["end"][0], dtype=torch.uint8, device=rank.device)
+    handle = symmetric.rendezvous(block, group=group)
+    if getattr(handle, "multicast_ptr", 0):
+        raise UserError("symmetric memory was mapped with multicast; set TORCH_SYMM_MEM_DISABLE_MULTICAST=1")
+    dtypes = {"front": torch.float32, "candidates": torch.int32, "logits": torch.float32}
+
+    def tensor(name: str, owner: torch.Tensor) -> torch.Tensor:
+        offset, shape, element_bytes = places[name]
+        part = owner[offset : offset + math.prod(shape) * element_bytes]
+        return part.view(dtypes.get(name, torch.bfloat16)).view(shape)
+
+    def addresses(name: str, extra: int = 0) -> torch.Tensor:
+        found = [int(base) + places[name][0] + extra for base in handle.buffer_ptrs]
+        return torch.tensor(found, dtype=torch.int64, device=rank.device)
+
+    block.fill_(0xFF)  # EMPTY of the tail and of the front: all bits set
+    assert EMPTY == -1
+    tensor("sums", block).fill_(-0.0)
+    whole = [handle.get_buffer(peer, (places["end"][0],), torch.uint8) for peer in range(num_ranks)]
+    front_bytes = math.prod(places["front"][1][1:]) * 4
+    samples_whole = "shared-routing" not in rank.program.path.switches
+    rank.exchange = KernelExchange(
+        sums=ReceiveBuffers(
+            received=tensor("sums", block),
+            control=torch.zeros(CONTROL_WORDS, dtype=torch.int32, device=rank.device),
+        ),
+        sum_peers=addresses("sums"),
+        tail=TailSlots(**{name: tensor(name, block) for name in ("latent", "shared", "gathered")}),
+        tail_peers=TailPeers(
+            latent=addresses("latent"), shared=addresses("shared"), gathered=addresses("gathered"), max_rows=rows
+        ),
+        row_peers=addresses("gathered"),
+        front=tensor("front", block),
+        front_peers=addresses("front", rank.index * front_bytes),
+        candidates=torch.zeros((2, rows, places["candidates"][1][3]), dtype=torch.int32, device=rank.device),
+        candidate_slots=tensor("candidates", block),
+        logit_slots=tensor("logits", block) if samples_whole else None,
+        rank=rank.index,
+        shared_gpu=False,
+        loop_back=False,
+        mapped_candidates=[tensor("candidates", one) for one in whole],
+        mapped_logits=[tensor("logits", one) for one in whole] if samples_whole else (),
+        barrier=lambda: handle.barrier(channel=0),
+    )
+    torch.cuda.synchronize()
+    dist.barrier(group)

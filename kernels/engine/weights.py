@@ -9,6 +9,7 @@ Shape legend: H hidden, L latent, E experts, W width of an expert's slice, T ran
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ MERGED = {
     "moe.front": ("moe.router_shard", "moe.latent_down_shard"),
 }
 EXPERT_MATRICES = ("moe.expert_w13", "moe.expert_w2")
+CUT_VECTORS = ("kda.conv", "kda.dt_bias", "kda.a_log")  # by heads; every rank holds the others in full
 REPEATED = ("moe.router", "moe.latent_down")  # whole on the stock path, divided by outputs on the fused one
 # E8M0 bytes of random scales. The codes' root mean square is 2.93, a weight's then about 1 / sqrt(3584).
 SCALES = (119, 121)
@@ -137,6 +139,7 @@ def random_weights(
     layout: Layout,
     *,
     seed: int = 0,
+    index: int = 0,
     device: torch.device | str = "cuda",
     packed: bool = True,
     resident_experts: int | None = None,
@@ -146,16 +149,21 @@ def random_weights(
     Matrices are normal with variance one over the length of the sum; MXFP4 codes are uniform, with scales that give
     the same. ``packed``: experts in the order of the expert kernel (widths 192 and 384) instead of as stored.
     ``resident_experts``: how many of a layer there are (all); those that are not contribute nothing. A matrix that is
-    there in full and as a shard is the shard repeated, as in a model whose ranks all hold the same.
+    there in full and as a shard is the shard repeated, as in a model whose ranks all hold the same. Ranks of other
+    ``index`` get other shards, and the same of what every rank holds in full.
     """
     import torch
 
     every = (programs,) if isinstance(programs, Program) else tuple(programs)
     matrices = rank_matrices(architecture, layout)
-    generator = torch.Generator(device=device).manual_seed(seed)
+    generator = torch.Generator(device=device)
     weights = RankWeights()
 
-    def fill(tensor: torch.Tensor, mean: float, deviation: float) -> None:
+    def seeded(layer: int, name: str, everywhere: bool) -> torch.Generator:
+        owner = "all" if everywhere else index
+        return generator.manual_seed(zlib.crc32(f"{seed}/{layer}/{name}/{owner}".encode()))
+
+    def fill(tensor: torch.Tensor, mean: float, deviation: float, generator: torch.Generator) -> None:
         flat = tensor.view(-1)
         for start in range(0, flat.numel(), CHUNK_ELEMENTS):
             flat[start : start + CHUNK_ELEMENTS].normal_(mean, deviation, generator=generator)
@@ -168,20 +176,21 @@ def random_weights(
             if name not in MERGED:
                 # Embedded tokens enter as they are: of the size that sublayers add.
                 deviation = 1.0 if name == "embedding" else full_depth(name, matrices[name], layout) ** -0.5
-                fill(tensor, 0.0, deviation)
+                fill(tensor, 0.0, deviation, seeded(layer, name, matrices[name].replicated))
         for name in REPEATED:
             if (layer, name) in weights.tensors and (layer, f"{name}_shard") in weights.tensors:
                 shard = weights.tensors[layer, f"{name}_shard"]
                 weights.tensors[layer, name].view(-1, *shard.shape).copy_(shard.expand(layout.tp, -1, -1))
         if any(name in EXPERT_MATRICES for name in names):
+            source = seeded(layer, "experts", False)
             weights.experts[layer] = _random_experts(
-                architecture, layout, generator, device, packed=packed, count=resident_experts
+                architecture, layout, source, device, packed=packed, count=resident_experts
             )
     for layer in (*every[0].layers, architecture.num_layers):
         for name, vector in vectors(architecture, layout, layer).items():
             dtype = torch.float32 if vector.fp32 else torch.bfloat16
             tensor = torch.empty(vector.shape, dtype=dtype, device=device)
-            fill(tensor, vector.mean, vector.deviation)
+            fill(tensor, vector.mean, vector.deviation, seeded(layer, name, name not in CUT_VECTORS))
             weights.tensors[layer, name] = tensor
     return weights
 

@@ -13,6 +13,7 @@ from k3sim.calibrate.decode import (
     assign,
     by_stage,
     case_of,
+    idle_us,
     kernels_of,
     launches_by_call,
     main,
@@ -102,6 +103,15 @@ def test_the_timeline_survives_its_file() -> None:
     rows = {row["stage"]: row for row in by_stage(timeline)}
     assert rows["embed.push"] == {"stage": "embed.push", "count": 1, "total_us": 3.0, "alone_us": 2.0}
     assert sum(row["count"] for row in rows.values()) == count
+    assert idle_us(timeline) == 0.0
+
+
+def test_idle_is_what_no_kernel_covers() -> None:
+    case = small_case()
+    count = len(case.program.calls)
+    # Starts 4 us apart, 3 us long, but for the first, which covers the second whole and half of the gap behind it.
+    launches = [Launch(form("k"), 4.0 * at, 7.5 if at == 0 else 3.0, None) for at in range(count)]
+    assert idle_us(timeline_from(launches, list(range(count)), case)) == 0.5 + (count - 3) * 1.0
 
 
 def test_only_kernels_count_as_launches() -> None:
