@@ -146,16 +146,17 @@ OWN_MOE_ROWS = (
     _row("moe.shared_down", "skinny_gemv.ring", ROWS, weights=("moe.shared_down",), on=(SIZE,), stream="aux",
          **EARLY),
     _row("moe.routing", "router_topk.select", SELECT, off=(ROUTE,), **LAUNCHED),
+    # Not released early: blocks of the experts, one an SM, would keep the shared experts out until the selection is
+    # there (13 layers on an H200, 2026-11-29: 739 us released early, 720 late). Nor are the next layer's weights
+    # prefetched: 12 to 48 MB behind the experts cost 6 to 100 us there, in competition with the chain's own reads.
     _row("moe.routing", "router_topk.gather_topk", {"rows": "rows", "latent": "latent"}, on=(ROUTE,),
-         receives=("route",), **EARLY),
+         receives=("route",), launch="pdl"),
     _row("moe.experts_1", "expert_gemv.gate_up", EXPERTS, weights=("moe.expert_w13",),
          off=(SIZE,), after=("moe.latent_down",), **LAUNCHED),
     _row("moe.experts_2", "expert_gemv.down", EXPERTS, weights=("moe.expert_w2",),
          off=(SIZE,), **LAUNCHED),
     _row("moe.experts", "expert_gemv.block", {**SELECT_EXPERTS, "selects": 0},
          weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE,), after=("moe.latent_down",), **LAUNCHED),
-    _row("prefetch.next", "l2_prefetch.bulk", {"budget_bytes": 48 << 20}, weights=("moe.latent_up_shard", "next layer"),
-         on=(FETCH,), stream="prefetch", after=("moe.routing",)),
     _row("moe.tail_send", "latent_tail.send", {**TAIL, "expert_rows": 1}, after=("moe.shared_down",), sends="latent",
          **EARLY),
     _row("moe.latent_up", "latent_tail.up_after_sum", TAIL, weights=("moe.latent_up_shard",), receives=("latent",),

@@ -374,7 +374,7 @@ def gather_select(rank: Rank, call: Call) -> None:
         rank.buffers["moe.latent"],
         # The welded all-reduce ahead of the front has seen everything of the layer before end; nothing else shows that.
         early="welded" in rank.program.path.switches,
-        release_next=not _shared_gpu(rank),
+        release_next=call.trigger == "start" and not _shared_gpu(rank),
     )
 
 
@@ -537,7 +537,6 @@ KERNEL_CALLS: dict[str, CallFunction] = {
     "moe.experts_1/expert_gemv.gate_up": experts_gate_up,
     "moe.experts_2/expert_gemv.down": experts_down,
     "moe.experts/expert_gemv.block": experts,
-    "prefetch.next/l2_prefetch.bulk": prefetch,
     "moe.tail_send/latent_tail.send": tail_send,
     "moe.latent_up/latent_tail.up_after_sum": tail_up,
     "moe.tail_collect/latent_tail.collect": tail_collect,

@@ -472,7 +472,6 @@ REFERENCE_CALLS: dict[str, CallFunction] = {
     "moe.experts_1/expert_gemv.gate_up": nothing,
     "moe.experts_2/expert_gemv.down": experts,
     "moe.experts/expert_gemv.block": experts,
-    "prefetch.next/l2_prefetch.bulk": nothing,
     "moe.tail_send/latent_tail.send": tail_send,
     "moe.latent_up/latent_tail.up_after_sum": tail_up,
     "moe.tail_collect/latent_tail.collect": tail_collect,

@@ -180,7 +180,7 @@ def test_what_cannot_be_honoured_is_named_first(options: dict[str, Any], named: 
         measure(**options)
 
 
-def test_all_samples_of_all_cases_with_a_peer_each_stay_below_300_kb(tmp_path: Path) -> None:
+def test_all_samples_of_all_cases_with_a_peer_each_stay_below_half_a_mb(tmp_path: Path) -> None:
     """cuBLAS stands beside the products; the other cases have a peer where another package is installed."""
     bench = Bench(tmp_path / "samples.json", {"cuBLAS": lambda: [lambda: None]})
 
@@ -191,7 +191,7 @@ def test_all_samples_of_all_cases_with_a_peer_each_stay_below_300_kb(tmp_path: P
     bench.timer = timer  # type: ignore[method-assign]
     rows = bench.run(cases_of(), num_replays=200)
     assert len(rows) > 100
-    assert bench.path.stat().st_size < 300_000
+    assert bench.path.stat().st_size < 500_000
 
 
 def test_the_commit_is_that_of_the_checkout() -> None:
