@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 OPERATORS = (
     "skinny_gemv", "kda_decode", "attn_res", "expert_gemv", "router_topk", "latent_tail", "mla_decode", "mla_prep",
-    "proj_allreduce", "lm_head", "l2_prefetch",
+    "proj_allreduce", "lm_head", "l2_prefetch", "unfused",
 )  # fmt: skip
 
 Call = Callable[[], object]

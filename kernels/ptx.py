@@ -39,6 +39,13 @@ def load_cached(g_address: Int64) -> Words:
     )
 
 
+def load_cached2(g_address: Int64) -> Words:
+    """As ``load_cached``, 8 bytes."""
+    return inline_ptx(
+        "ld.global.v2.b32 {{$w0}, {$w1}}, [{$r0}];", write_only_types=[Uint32] * 2, read_only_args=[g_address]
+    )
+
+
 def load_from_peer(g_address: Int64) -> Words:
     """16 bytes that another GPU may be writing: each word whole, never from L1, never merged with another load."""
     return inline_ptx(
@@ -155,6 +162,11 @@ def peer_store_half(s_peer: Int32, value: Uint32) -> None:
 
 def cluster_arrive() -> None:
     inline_ptx("barrier.cluster.arrive.release.aligned;")
+
+
+def cluster_arrive_relaxed() -> None:
+    """As ``cluster_arrive``, but no earlier access becomes visible: of barriers, see ``barrier_init_fence``."""
+    inline_ptx("barrier.cluster.arrive.relaxed.aligned;")
 
 
 def cluster_wait() -> None:
@@ -277,6 +289,16 @@ def barrier_init_fence() -> None:
 def barrier_expect(s_barrier: Int32, num_bytes: Int32) -> None:
     """Arrive and announce ``num_bytes`` of bulk copies."""
     inline_ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{$r0}], {$r1};", read_only_args=[s_barrier, num_bytes])
+
+
+def barrier_arrive(s_barrier: Int32) -> None:
+    """One arrival; this thread's earlier accesses are visible to whoever waits for the phase."""
+    inline_ptx("mbarrier.arrive.shared::cta.b64 _, [{$r0}];", read_only_args=[s_barrier])
+
+
+def barrier_arrive_after_copies(s_barrier: Int32) -> None:
+    """One arrival, out of the barrier's count, once all of this thread's ``copy_async`` so far are there."""
+    inline_ptx("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{$r0}];", read_only_args=[s_barrier])
 
 
 def barrier_wait(s_barrier: Int32, parity: Int32) -> None:

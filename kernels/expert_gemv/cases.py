@@ -1,19 +1,21 @@
-"""Cases of ``expert_gemv``: slices of TP8 (384) and TP16 (192), every row with 16 experts of its own."""
+"""Cases of ``expert_gemv``: slices of TP8 (384) and TP16 (192), 16 experts a row, in one launch and in two."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.bench import num_copies
 from k3sim.kernels.cases import Call, Case, Output, Problem, Timed, generator_on, normal, rows_in_words, within
-from k3sim.kernels.expert_gemv.cost import BITS_PER_WEIGHT, block
+from k3sim.kernels.expert_gemv.cost import BITS_PER_WEIGHT, block, down, gate_up
 from k3sim.kernels.work import Work
 from k3sim.model.program import Weight
 
 if TYPE_CHECKING:
     import torch
 
+    from k3sim.kernels.expert_gemv.launch import PackedExperts
     from k3sim.kernels.expert_gemv.reference import Experts
 
 LATENT = 3584
@@ -23,6 +25,8 @@ CHECKED_EXPERTS = 24
 WIDTHS = (384, 192)
 ROWS = (1, 2, 5, 8, 16)
 TIMED_ROWS = (1, 2, 8, 16)
+TWO_LAUNCH_ROWS = (1, 2, 16)
+TWO_LAUNCH_TIMED_ROWS = (1, 16)
 
 
 def random_experts(
@@ -56,29 +60,46 @@ def expert_bytes(width: int) -> int:
     return int(3 * width * LATENT * BITS_PER_WEIGHT) // 8
 
 
-def work_of(width: int, rows: int) -> Work:
+def works_of(width: int, rows: int, *, two_launches: bool = False) -> tuple[Work, ...]:
     distinct = rows * TOP_K
     both = distinct * expert_bytes(width)
     w13 = Weight(region="w13", num_outputs=2 * width, depth=LATENT, num_bytes=both * 2 // 3)
     w2 = Weight(region="w2", num_outputs=LATENT, depth=width, num_bytes=both - both * 2 // 3)
-    return block(
-        [w13, w2],
-        rows=rows,
-        top_k=TOP_K,
-        distinct_milli=1000 * distinct,
-        width=width,
-        experts=NUM_EXPERTS,
-        latent=LATENT,
-        selects=0,
-    )
+    shape = {"rows": rows, "top_k": TOP_K, "distinct_milli": 1000 * distinct}
+    if two_launches:
+        return gate_up([w13], **shape), down([w2], **shape)
+    return (block([w13, w2], **shape, width=width, experts=NUM_EXPERTS, latent=LATENT, selects=0),)
 
 
-def _problem(width: int, rows: int, fp32_out: bool) -> Callable[[str, int], Problem]:
+def _caller(
+    x: torch.Tensor, weights: torch.Tensor, packed: PackedExperts, out: torch.Tensor, two_launches: bool
+) -> Callable[[torch.Tensor], Call]:
+    """From the experts' ids to a call; all calls share what lies between the two products."""
+    import torch
+
+    from k3sim.kernels.expert_gemv import launch
+
+    if not two_launches:
+        workspace = launch.ExpertWorkspace.allocate(packed)
+        return lambda ids: lambda: launch.expert_gemv(x, ids, weights, packed, out, workspace)
+    hidden = torch.full((x.shape[0], TOP_K, packed.width), math.nan, dtype=torch.float16, device=x.device)
+
+    def calling(ids: torch.Tensor) -> Call:
+        def both() -> None:
+            launch.expert_gate_up(x, ids, weights, packed, hidden)
+            launch.expert_down(hidden, ids, packed, out)
+
+        return both
+
+    return calling
+
+
+def _problem(width: int, rows: int, fp32_out: bool, two_launches: bool = False) -> Callable[[str, int], Problem]:
     def make(device: str, seed: int) -> Problem:
         import torch
 
         from k3sim.kernels.expert_gemv import reference
-        from k3sim.kernels.expert_gemv.launch import ExpertWorkspace, expert_gemv, pack_experts
+        from k3sim.kernels.expert_gemv.launch import pack_experts
 
         generator = generator_on(device, seed)
         experts = random_experts(CHECKED_EXPERTS, width, device, seed=seed)
@@ -88,28 +109,25 @@ def _problem(width: int, rows: int, fp32_out: bool) -> Callable[[str, int], Prob
         ).int()
         ids[0, 3] = CHECKED_EXPERTS  # unknown ones contribute nothing
         weights = torch.rand(rows, TOP_K, generator=generator, device=device)
-        packed = pack_experts(experts)
-        workspace = ExpertWorkspace.allocate(packed)
         dtype = torch.float32 if fp32_out else torch.bfloat16
         out = torch.empty(rows, LATENT, dtype=dtype, device=device)
         return Problem(
             outputs=[Output(name="out", tensor=out, judge=within("expert_bf16"))],
-            launch=lambda: expert_gemv(x, ids, weights, packed, out, workspace),
+            launch=_caller(x, weights, pack_experts(experts), out, two_launches)(ids),
             reference=lambda: (reference.expert_gemv(x, ids, weights, experts),),
         )
 
     return make
 
 
-def _timed(width: int, rows: int) -> Callable[[str, int, int], Timed]:
+def _timed(width: int, rows: int, two_launches: bool = False) -> Callable[[str, int, int], Timed]:
     def make(device: str, seed: int, l2_bytes: int) -> Timed:
         import torch
 
-        from k3sim.kernels.expert_gemv.launch import ExpertWorkspace, expert_gemv, pack_experts
+        from k3sim.kernels.expert_gemv.launch import pack_experts
 
         generator = generator_on(device, seed)
         packed = pack_experts(random_experts(NUM_EXPERTS, width, device, seed=seed))
-        workspace = ExpertWorkspace.allocate(packed)
         distinct = rows * TOP_K
         # Calls take disjoint experts while there are any, then all are dealt anew.
         copies = num_copies(distinct * expert_bytes(width), l2_bytes)
@@ -121,21 +139,19 @@ def _timed(width: int, rows: int) -> Callable[[str, int, int], Timed]:
         weights = torch.rand(rows, TOP_K, generator=generator, device=device)
         out = torch.empty(rows, LATENT, dtype=torch.bfloat16, device=device)
 
-        def call(ids: torch.Tensor) -> Call:
-            return lambda: expert_gemv(x, ids, weights, packed, out, workspace)
-
-        return Timed(calls=[call(ids.contiguous()) for ids in dealt[:copies]])
+        calling = _caller(x, weights, packed, out, two_launches)
+        return Timed(calls=[calling(ids.contiguous()) for ids in dealt[:copies]])
 
     return make
 
 
 def cases() -> list[Case]:
-    return [
+    found = [
         Case(
             operator="expert_gemv",
             name=f"16 experts a row of {width}, {rows_in_words(rows)}{', fp32 out' if fp32 else ''}",
             rows=rows,
-            works=(work_of(width, rows),),
+            works=works_of(width, rows),
             num_bytes=3 * CHECKED_EXPERTS * expert_bytes(width),
             problem=_problem(width, rows, fp32),
             timed=_timed(width, rows) if rows in TIMED_ROWS and not fp32 else None,
@@ -144,3 +160,17 @@ def cases() -> list[Case]:
         for width in WIDTHS
         for fp32 in ((False, True) if rows in (1, 5) else (False,))
     ]
+    found += [
+        Case(
+            operator="expert_gemv",
+            name=f"16 experts a row of {width}, {rows_in_words(rows)}, two launches",
+            rows=rows,
+            works=works_of(width, rows, two_launches=True),
+            num_bytes=3 * CHECKED_EXPERTS * expert_bytes(width),
+            problem=_problem(width, rows, False, two_launches=True),
+            timed=_timed(width, rows, two_launches=True) if rows in TWO_LAUNCH_TIMED_ROWS else None,
+        )
+        for rows in TWO_LAUNCH_ROWS
+        for width in WIDTHS
+    ]
+    return found

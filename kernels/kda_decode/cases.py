@@ -14,6 +14,9 @@ from k3sim.model.program import Weight
 if TYPE_CHECKING:
     import torch
 
+    from k3sim.kernels.cases import Judge
+    from k3sim.kernels.tolerance import Verdict
+
 D = 128
 CONV_WIDTH = 4
 CHECKED = (
@@ -71,12 +74,30 @@ def work_of(heads: int, rows: int, *, bf16_state: bool) -> Work:
     )
 
 
+def judge_state(family: str, slots: torch.Tensor, start: torch.Tensor) -> Judge:
+    """Within ``family``, and slots that no row uses hold what they held in ``start``, bit for bit."""
+    used = slots.tolist()
+    unused = [slot for slot in range(start.shape[0]) if slot not in used]
+
+    def judge(found: torch.Tensor, ref: torch.Tensor, name: str) -> Verdict:
+        import torch
+
+        from k3sim.kernels.tolerance import Verdict
+
+        verdict = within(family)(found, ref, name)
+        if torch.equal(found[unused], start[unused]):
+            return verdict
+        line = f"{verdict.line}; a slot of no row was written"
+        return Verdict(accepted=False, line=line, error=verdict.error, bound=verdict.bound)
+
+    return judge
+
+
 def _problem(heads: int, rows: int, bf16_state: bool) -> Callable[[str, int], Problem]:
     def make(device: str, seed: int) -> Problem:
         import torch
 
         from k3sim.kernels.kda_decode import launch, reference
-        from k3sim.kernels.tolerance import Verdict
 
         dtype = torch.bfloat16 if bf16_state else torch.float32
         # Two slots beyond those in use, and the null slot, must stay as they are.
@@ -85,14 +106,6 @@ def _problem(heads: int, rows: int, bf16_state: bool) -> Callable[[str, int], Pr
         out = torch.empty(rows, heads * D, dtype=torch.bfloat16, device=device)
 
         family = "kda_state_bf16" if bf16_state else "kda_state_fp32"
-        unused = [slot for slot in range(rows + 3) if slot not in arguments["slots"].tolist()]
-
-        def judge_state(found: torch.Tensor, ref: torch.Tensor, name: str) -> Verdict:
-            verdict = within(family)(found, ref, name)
-            if torch.equal(found[unused], start["state"][unused]):
-                return verdict
-            line = f"{verdict.line}; a slot of no row was written"
-            return Verdict(accepted=False, line=line, error=verdict.error, bound=verdict.bound)
 
         def expected() -> Sequence[torch.Tensor]:
             copies = {**arguments, **{name: tensor.clone() for name, tensor in start.items()}}
@@ -101,7 +114,12 @@ def _problem(heads: int, rows: int, bf16_state: bool) -> Callable[[str, int], Pr
         return Problem(
             outputs=[
                 Output(name="out", tensor=out, judge=within("kda_output")),
-                Output(name="state", tensor=arguments["state"], judge=judge_state, in_place=True),
+                Output(
+                    name="state",
+                    tensor=arguments["state"],
+                    judge=judge_state(family, arguments["slots"], start["state"]),
+                    in_place=True,
+                ),
                 Output(name="conv_state", tensor=arguments["conv_state"], judge=exactly(), in_place=True),
             ],
             launch=lambda: launch.kda_decode(**arguments, out=out, heads=heads),
@@ -143,7 +161,7 @@ def _timed(heads: int, rows: int, bf16_state: bool) -> Callable[[str, int, int],
             calls=[call(copy) for copy in range(copies)],
             peers={
                 "FlashInfer fused (gate projected before)": lambda: _flashinfer(arguments, conv_weights, slots, heads),
-                "FLA chain (gate projected before)": lambda: _fla(arguments, conv_weights, slots, heads),
+                "FLA chain (gate projected before)": lambda: fla_calls(arguments, conv_weights, slots, heads),
             },
         )
 
@@ -185,7 +203,7 @@ def _flashinfer(
     return [call(weight, one) for weight, one in zip(taps, slots, strict=True)]
 
 
-def _fla(
+def fla_calls(
     arguments: dict[str, torch.Tensor], conv_weights: torch.Tensor, slots: torch.Tensor, heads: int
 ) -> list[Call]:
     """fla-core's decode step: convolution, recurrence with the gates inside on states by slot, gated RMSNorm.

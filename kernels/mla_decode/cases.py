@@ -1,4 +1,4 @@
-"""Cases of ``mla_decode``: fp8 and bf16 caches, 1 to 131,072 tokens, 6 to 96 heads; the merge over ranks."""
+"""Cases of ``mla_decode``: fp8 and bf16 caches, 1 to 131,072 tokens, 6 to 96 heads; the merge over ranks; the lift."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from k3sim.kernels.bench import MIN_COPIES, num_copies
 from k3sim.kernels.cases import Call, Case, Output, Problem, Timed, generator_on, normal, rows_in_words, within
 from k3sim.kernels.mla_decode import cost
+from k3sim.model.program import Weight
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,8 @@ CHECKED = (
     (96, (700,), True), (96, (8192,), False),
 )  # fmt: skip
 MERGES = ((8, 1, 12), (16, 1, 6), (8, 16, 12))
+VALUES = 128  # of a head, after W_UV
+LIFTS = ((6, 1), (12, 1), (6, 16), (12, 16))  # heads, rows
 
 
 def paged_inputs(
@@ -210,6 +213,68 @@ def _merge_timed(ranks: int, rows: int, heads: int) -> Callable[[str, int, int],
     return make
 
 
+def _lift_inputs(rows: int, heads: int, device: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """latent [rows, heads, 512], and the output gate [rows, heads 128] as the last columns of a wider product."""
+    generator = generator_on(device, seed)
+    return (
+        normal((rows, heads, LATENT), generator),
+        normal((rows, 64 + heads * VALUES), generator)[:, 64:],
+    )
+
+
+def _lift_problem(heads: int, rows: int) -> Callable[[str, int], Problem]:
+    def make(device: str, seed: int) -> Problem:
+        import torch
+
+        from k3sim.kernels.mla_decode import launch, reference
+
+        latent, gate = _lift_inputs(rows, heads, device, seed)
+        kv_up = normal((heads, 2 * VALUES, LATENT), generator_on(device, seed + 1), scale=LATENT**-0.5)
+        value_up = kv_up[:, VALUES:]  # the value half
+        out = torch.empty(rows, heads * VALUES, dtype=torch.bfloat16, device=device)
+        return Problem(
+            outputs=[Output(name="out", tensor=out, judge=within("bf16_activation"))],
+            launch=lambda: launch.lift_gate(latent, value_up, gate, out, pdl=True),
+            reference=lambda: (reference.lift_gate(latent, value_up, gate),),
+        )
+
+    return make
+
+
+def _lift_timed(heads: int, rows: int) -> Callable[[str, int, int], Timed]:
+    def make(device: str, seed: int, l2_bytes: int) -> Timed:
+        import torch
+
+        from k3sim.kernels.mla_decode import launch
+
+        latent, gate = _lift_inputs(rows, heads, device, seed)
+        copies = num_copies(heads * VALUES * LATENT * 2, l2_bytes)
+        weights = normal((copies, heads, VALUES, LATENT), generator_on(device, seed + 1), scale=LATENT**-0.5)
+        out = torch.empty(rows, heads * VALUES, dtype=torch.bfloat16, device=device)
+
+        def cublas() -> list[Call]:
+            lifted = torch.empty(heads, rows, VALUES, dtype=torch.bfloat16, device=device)
+            opened = torch.empty(rows, heads, VALUES, dtype=torch.bfloat16, device=device)
+            by_head = latent.transpose(0, 1)
+
+            def one(value_up: torch.Tensor) -> Call:
+                def step() -> None:
+                    torch.bmm(by_head, value_up.transpose(1, 2), out=lifted)
+                    torch.sigmoid(gate.unflatten(1, (heads, VALUES)), out=opened)
+                    torch.mul(lifted.transpose(0, 1), opened, out=out.view(rows, heads, VALUES))
+
+                return step
+
+            return [one(value_up) for value_up in weights]
+
+        return Timed(
+            calls=[lambda w=w: launch.lift_gate(latent, w, gate, out, pdl=True) for w in weights],  # type: ignore[misc]
+            peers={"cuBLAS bmm, sigmoid and multiply of torch": cublas},
+        )
+
+    return make
+
+
 def _name(heads: int, lengths: Sequence[int], fp8: bool) -> str:
     kind = "fp8" if fp8 else "bf16"
     alike = len(set(lengths)) == 1
@@ -250,6 +315,20 @@ def cases() -> list[Case]:
                 num_bytes=8 * ranks * rows * heads * LATENT,
                 problem=_merge_problem(ranks, rows, heads),
                 timed=_merge_timed(ranks, rows, heads),
+            )
+        )
+    for heads, rows in LIFTS:
+        num_outputs = heads * VALUES
+        w_uv = Weight(region="w_uv", num_outputs=num_outputs, depth=LATENT, num_bytes=num_outputs * LATENT * 2)
+        found.append(
+            Case(
+                operator="mla_decode",
+                name=f"lift_gate, {heads} heads, {rows_in_words(rows)}",
+                rows=rows,
+                works=(cost.lift_gate([w_uv], rows=rows, kv_lora_rank=LATENT),),
+                num_bytes=6 * w_uv.num_bytes,
+                problem=_lift_problem(heads, rows),
+                timed=_lift_timed(heads, rows),
             )
         )
     return found

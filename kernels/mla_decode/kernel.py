@@ -7,34 +7,50 @@ What it computes
     neutral element of ``lse_merge``, so the same launch serves a rank's share of a context.
 
 How data moves
-    Blocks of a cluster of eight, and clusters, take pages in turn. cp.async brings a page into a ring, each warp the
-    eight rows that it will score itself, so that scores wait for no other warp. Rows are padded in shared memory (608
-    B for e4m3, 1184 B for bf16), which makes every fragment load below free of bank conflicts. Bulk copies lost: the
-    padding needs one a row, the instruction takes uniform operands, so a warp issues its lanes' copies one by one (64
-    by one warp: 100 us at 128k tokens, 16 clusters; 8 by each of eight: 64 us; H200, 2026-11-29). A byte of the
-    cache is read from shared memory twice and converted in registers; it is never written back in another format,
-    which is what lets a block keep up: an e4m3 to bf16 tile in shared memory would cost 4.5 KB of shared-memory
-    traffic a token, twice the time of HBM.
+    Blocks of a cluster of eight, and clusters, take pages in turn. Of the twelve warps of a block (one block an SM, 168
+    registers a thread) four score and eight sum values, so that the scores and the softmax of one page run beside the
+    products of the page before: with every warp doing both in turn, a page was one chain of loads, barriers and
+    exponents of 3,400 cycles, of which the tensor cores worked 830 (H200, 2026-11-29: 35.2 us at 128k tokens, 8 warps,
+    issue slots a third busy). Two such blocks an SM lost to reading the query from shared memory (43.7 us).
 
-    Scores: a warp takes 8 tokens of the page as the n8 of mma.sync m16n8k16, 16 heads as m16, and holds the query as
-    operand A in registers (128 of them; the last steps read it from shared memory). The order of the 576 dimensions
-    inside the products is free, so a thread takes 16 contiguous bytes of its token. Row maxima meet in shared memory;
-    probabilities go there in the order in which operand A of the second product wants them. The next page's scores
-    are computed right after this page's output products, with no barrier between: either would leave the tensor cores
-    idle for its latency (0.95 us a page one after the other, without copies). Output: a warp takes 64 of the 512
-    dimensions for all 64 tokens. Operand B needs pairs of tokens in one register: byte permutes do the transposition
-    that ldmatrix cannot do on bytes. e4m3 is exact in f16, so that form multiplies in f16 (queries beyond 65504 would
-    overflow); the bf16 form multiplies in bf16.
+    cp.async brings a page into a ring. A value warp copies the 64 dimensions that it will sum, so it refills them when
+    it alone is done with them, and no barrier says that a slot is free; the score warps were done before they handed
+    over the probabilities. Rows are padded in shared memory (608 B for e4m3, 1184 B for bf16), which makes every
+    fragment load below free of bank conflicts. Bulk copies lost: the padding needs one a row, the instruction takes
+    uniform operands, so a warp issues its lanes' copies one by one (64 by one warp: 100 us at 128k tokens, 16 clusters;
+    8 by each of eight: 64 us; H200, 2026-11-29). A byte of the cache is read from shared memory twice and converted in
+    registers; it is never written back in another format: an e4m3 to bf16 tile in shared memory would cost 4.5 KB of
+    shared-memory traffic a token, twice the time of HBM.
+
+    Scores: a warp takes 16 tokens of the page as two n8 of mma.sync m16n8k16, 16 heads as m16, and holds two thirds of
+    the query as operand A in registers (96 of them); the others come from shared memory, once for both n8. The order of
+    the 576 dimensions inside the products is free, so a thread takes 16 contiguous bytes of its token; so is the order
+    of tokens, so the probabilities that a thread computes are the four that operand A of the second product wants in
+    that lane: one store and one load of 16 bytes a step. Row maxima meet in shared memory, with a barrier of the score
+    warps alone. The exponents' reference follows the maximum only when it grew much (``LAG``); it is what maxima mean
+    below, and the sums and accumulators of a block share it.
+
+    Values: a warp takes 64 of the 512 dimensions for all 64 tokens. Operand B needs pairs of tokens in one register:
+    byte permutes do the transposition that ldmatrix cannot do on bytes. e4m3 is exact in f16, so that form multiplies
+    in f16 (queries beyond 65504 would overflow); the bf16 form multiplies in bf16.
+
+Who waits for whom (mbarriers; tile t of a block is in ring slot t % stages, its probabilities in slot t % 2)
+    filled[stage]   256 arrivals, one by the copies of each value thread; score warps wait before they read keys
+    query_there     6 arrivals, one by each value warp that loads a part of the shared query; score warps wait once
+    scored[slot]    4 arrivals; value warps wait before they read probabilities and values (whose copies the score warps
+                    have seen arrive)
+    summed[slot]    8 arrivals; score warps wait before they write the probabilities two tiles on
 
 Merge
-    Warp w of each block owns dimensions 64 w to 64 w + 63 and stores them into block w of the cluster, so one cluster
-    barrier gives every block one slice from all eight. With more clusters a row, each block leaves its slice in the
-    workspace and counts; of the blocks with the same slice the last one merges them. The counter wraps to zero by
+    Value warp w of each block owns dimensions 64 w to 64 w + 63 and stores them into block w of the cluster, so one
+    cluster barrier gives every block one slice from all eight. With more clusters a row, each block leaves its slice in
+    the workspace and counts; of the blocks with the same slice the last one merges them. The counter wraps to zero by
     itself (replay needs no host). Merging all splits in one last block would let one SM read 3 MB at 8k tokens: 28 us.
 
 Where it stands
-    Not yet run on a GPU in this form. The form before it (one page after the other, copies by the copy engine) is
-    checked: 8k tokens 9.1 us, 128k tokens 36.2 us (H200, 2026-11-29; h200.json beside this file).
+    Not yet run on a GPU in this form: it builds for all three architectures without spills, and its index arithmetic
+    and barriers were emulated. The form before it (eight warps, each scoring and summing) is checked: 8k tokens 9.0 us,
+    128k tokens 35.2 us, bf16 cache 46 us (H200, 2026-11-29). The aim is 23 us, of which HBM needs 17.
 
 Limits
     Heads in tiles of 16 (6 and 12 pad to one; tiles of more heads share the cache through L2). Context length is not
@@ -53,19 +69,29 @@ from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
 from k3sim.kernels import ptx
 
-THREADS = 256
-WARPS = 8
+SCORE_WARPS = 4
+VALUE_WARPS = 8
+THREADS = 32 * (SCORE_WARPS + VALUE_WARPS)
 CLUSTER = 8
 TILE_TOKENS = 64  # one page
+WARP_TOKENS = TILE_TOKENS // SCORE_WARPS
 HEAD_TILE = 16
 ROW = 576
 LATENT = 512
-SLICE = LATENT // CLUSTER  # output dimensions that one block of a cluster merges
+SLICE = LATENT // CLUSTER  # output dimensions of one value warp, and those that one block of a cluster merges
 K_STEPS = ROW // 16
-P_STRIDE = 160  # bytes between heads of the probability tile
+# Pairs of steps of the score product: the query of these is in shared memory, of the others in registers.
+SHARED_PAIRS = tuple(pair for pair in range(K_STEPS // 2) if pair % 3 == 2)
+REGISTER_PAIRS = tuple(pair for pair in range(K_STEPS // 2) if pair not in SHARED_PAIRS)
+SLOTS = 2  # tiles of probabilities between score and value warps
+FRAGMENT = 32 * 16  # bytes of operand A of one step, four words a lane
 SCALE_LOG2 = 192**-0.5 * 1.4426950408889634
 LN2 = 0.6931471805599453
+# The reference of the exponents follows the largest score only when that is this much above it (base 2): powers up to
+# 256 are as exact in f16 and bf16 as those up to 1, and the accumulators are rescaled almost never.
+LAG = 8.0
 SHARED_BYTES = 227 * 1024
+SCORE_BARRIER = 1  # named barrier of the score warps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +122,6 @@ class MlaDecodeConfiguration:
         return 4 if self.fp8 else 2
 
     @property
-    def shared_query_steps(self) -> int:
-        """Steps of the score product with the query in shared memory: with all 36 in registers the loop spills."""
-        if self.fp8:
-            return 4
-        return 8 if self.heads <= HEAD_TILE else 12
-
-    @property
     def head_tiles(self) -> int:
         return -(-self.heads // HEAD_TILE)
 
@@ -118,26 +137,35 @@ class _Shared:
     def __init__(self, configuration: MlaDecodeConfiguration) -> None:
         self.received = configuration.stages * configuration.stage_bytes  # [source block, head, 64] fp32
         self.stats = self.received + CLUSTER * HEAD_TILE * SLICE * 4  # [source block, head, (maximum, sum)] fp32
-        self.probabilities = self.stats + CLUSTER * HEAD_TILE * 8
-        self.maxima = self.probabilities + HEAD_TILE * P_STRIDE  # [head, warp] fp32
-        self.sums = self.maxima + HEAD_TILE * WARPS * 4  # [head, warp] fp32
-        self.query = self.sums + HEAD_TILE * WARPS * 4  # [step, lane] operand A
-        self.flag = self.query + configuration.shared_query_steps * 32 * 16
+        self.probabilities = self.stats + CLUSTER * HEAD_TILE * 8  # [slot, score warp, lane] operand A
+        self.decays = self.probabilities + SLOTS * SCORE_WARPS * FRAGMENT  # [slot, head % 8, head // 8] fp32
+        self.maxima = self.decays + SLOTS * HEAD_TILE * 4  # [slot, head, score warp] fp32
+        self.sums = self.maxima + SLOTS * HEAD_TILE * SCORE_WARPS * 4  # [head, score warp] fp32
+        self.references = self.sums + HEAD_TILE * SCORE_WARPS * 4  # [head] fp32
+        self.query = self.references + HEAD_TILE * 4  # [step, lane] operand A
+        self.filled = self.query + 2 * len(SHARED_PAIRS) * FRAGMENT  # a barrier a stage
+        self.scored = self.filled + configuration.stages * 8  # a barrier a slot: probabilities are there
+        self.summed = self.scored + SLOTS * 8  # a barrier a slot: all value warps have read them
+        self.query_there = self.summed + SLOTS * 8
+        self.flag = self.query_there + 16
         self.total = self.flag + 16
         assert self.total <= SHARED_BYTES
 
 
-def _store_probabilities(s_address: Int32, one: Float32, other: Float32, *, fp8: bool) -> None:
-    # Tokens two apart in the warp's permuted order are 8 places apart in operand A's order.
-    pair = ptx.pack_f16(one, other) if fp8 else ptx.pack_bf16(one, other)
-    ptx.shared_store_half(s_address, pair)
-    ptx.shared_store_half(s_address + 16, pair >> Uint32(16))
+def _token(place: int | Int32, i: int | Int32) -> int | Int32:
+    """Of 16 tokens the one that operand A and B of the value product hold at k = 2 ``place`` + (0, 1, 8, 9)[``i``].
+
+    Tokens of neighbouring ``i`` differ by 2 modulo 4, those of neighbouring ``place`` by 1, which with the padding of
+    the rows keeps the loads of keys and of values free of bank conflicts.
+    """
+    return 4 * i + (place ^ (2 * (i & 1)))
 
 
-def _value_fragments(s_base: Int32, row_stride: int, *, fp8: bool) -> list[tuple[Uint32, Uint32]]:
-    """Operand B of the eight n8 tiles of this warp for 16 tokens; ``s_base`` points at this thread's first token."""
+def _value_fragments(s_even: Int32, s_odd: Int32, row_stride: int, *, fp8: bool) -> list[tuple[Uint32, Uint32]]:
+    """Operand B of the eight n8 tiles of this warp for 16 tokens; a thread's rows 0, 2 lie 8 rows apart, so 1 and 3."""
+    places = [(s_odd if i % 2 else s_even) + 4 * i * row_stride for i in range(4)]
     if fp8:
-        rows = [ptx.shared_load2(s_base + 4 * i * row_stride) for i in range(4)]
+        rows = [ptx.shared_load2(place) for place in places]
         fragments = []
         for word in range(2):
             first, second, third, fourth = (row[word] for row in rows)
@@ -146,7 +174,7 @@ def _value_fragments(s_base: Int32, row_stride: int, *, fp8: bool) -> list[tuple
                 high = ptx.e4m3x4_to_f16(ptx.select_bytes(third, fourth, selector))
                 fragments += [(low[0], high[0]), (low[1], high[1])]
         return fragments
-    rows = [ptx.shared_load4(s_base + 4 * i * row_stride) for i in range(4)]
+    rows = [ptx.shared_load4(place) for place in places]
     return [
         (
             ptx.select_bytes(rows[0][word], rows[1][word], selector),
@@ -167,8 +195,29 @@ def _quad_sum(value: Float32) -> Float32:
     return value + cute.arch.shuffle_sync_bfly(value, offset=2)
 
 
-def _eight(s_address: Int32) -> list[Float32]:
-    return [ptx.bits_as_float(word) for at in (0, 16) for word in ptx.shared_load4(s_address + at)]
+def _floats(words: ptx.Words) -> list[Float32]:
+    return [ptx.bits_as_float(word) for word in words]
+
+
+def _again(value: Int32) -> Int32:
+    """The same, hidden from common-subexpression elimination."""
+    return ptx.inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value])
+
+
+def _tiles(num_tokens: Int32, block: Int32, splits: int) -> tuple[Int32, Int32]:
+    """Tiles of the row, and of this block."""
+    num_tiles = (num_tokens + TILE_TOKENS - 1) // TILE_TOKENS
+    return num_tiles, (num_tiles - block + splits - 1) // splits
+
+
+def _query_place(pair: int | Int32, quad: Int32, *, fp8: bool) -> Int32:
+    """Byte of a head's query where this thread's eight values of two steps begin: those of its 16 bytes of a token."""
+    return pair // 2 * 128 + quad * 32 + pair % 2 * 16 if fp8 else pair * 64 + quad * 16
+
+
+def _as_operand(pair: Uint32, *, fp8: bool) -> Uint32:
+    """Two query values, bf16, in the format of the products."""
+    return ptx.pack_f16(ptx.low_bf16(pair), ptx.high_bf16(pair)) if fp8 else pair
 
 
 def _finite(value: Float32) -> Float32:
@@ -178,62 +227,189 @@ def _finite(value: Float32) -> Float32:
 
 @cute.jit
 def _request(
-    rPage: cute.Tensor,
+    rPages: cute.Tensor,
     tile: Int32,
     num_tokens: Int32,
     block: Int32,
-    warp: Int32,
+    value_warp: Int32,
     lane: Int32,
     sBase: Int32,
     mCache: Int64,
     page_bytes: Int64,
     configuration: cutlass.Constexpr,
 ) -> None:
-    """Every warp: start the copies of its eight rows of one of this block's tiles; rows without a token become 0."""
-    row_bytes, row_units = configuration.row_bytes, configuration.row_bytes // 16
-    pad = configuration.row_stride - row_bytes
-    first = warp * (TILE_TOKENS // WARPS)
-    left = num_tokens - (block + tile * (configuration.clusters * CLUSTER)) * TILE_TOKENS - first
-    page = cute.arch.shuffle_sync(rPage[0], tile % 32)
-    gRows = mCache + Int64(page) * page_bytes + first * row_bytes + lane * 16
-    sRows = (
-        sBase + (tile % configuration.stages) * configuration.stage_bytes + first * configuration.row_stride + lane * 16
-    )
-    for at in range_constexpr(TILE_TOKENS // WARPS * row_units // 32):
-        row = (lane + 32 * at) // row_units
+    """A value warp: start its copies of one of this block's tiles; rows without a token become 0.
+
+    It copies the dimensions that it will read itself, so the slot is free when it alone is done with it (the score
+    warps were before), and of the last 64 dimensions, which only scores read, eight rows.
+    """
+    row_bytes, row_stride = configuration.row_bytes, configuration.row_stride
+    slice_bytes = row_bytes // (ROW // SLICE)
+    units = slice_bytes // 16  # lanes on a row
+    rows = 32 // units
+    left = num_tokens - (block + tile * (configuration.clusters * CLUSTER)) * TILE_TOKENS
+    # Lanes 0 to 7 write rows 0 and 2 (e4m3), which lie in different banks.
+    my_row, unit = lane // units, lane % units
+    if const_expr(configuration.fp8):
+        my_row = (my_row & 4) + (my_row & 1) * 2 + ((my_row >> 1) & 1)
+    stage = tile % configuration.stages
+    gPage = mCache + Int64(cute.arch.shuffle_sync(rPages[0], tile % 32)) * page_bytes
+    at = my_row * row_bytes + unit * 16
+    sAt = sBase + stage * configuration.stage_bytes + my_row * row_stride + unit * 16
+    for i in range_constexpr(TILE_TOKENS // rows):
         # A row past the end may hold anything, and 0 x NaN would reach the output.
-        ptx.copy_async_or_zero(sRows + row * pad + at * 512, gRows + at * 512, Int32(16) if row < left else Int32(0))
+        ptx.copy_async_or_zero(
+            sAt + value_warp * slice_bytes + i * rows * row_stride,
+            gPage + (at + value_warp * slice_bytes) + i * rows * row_bytes,
+            Int32(16) if my_row + i * rows < left else Int32(0),
+        )
+    first = value_warp * (TILE_TOKENS // VALUE_WARPS)
+    for i in range_constexpr(TILE_TOKENS // VALUE_WARPS // rows):
+        ptx.copy_async_or_zero(
+            sAt + first * row_stride + (VALUE_WARPS * slice_bytes + i * rows * row_stride),
+            gPage + (at + first * row_bytes) + (VALUE_WARPS * slice_bytes + i * rows * row_bytes),
+            Int32(16) if first + my_row + i * rows < left else Int32(0),
+        )
+    ptx.barrier_arrive_after_copies(sBase + _Shared(configuration).filled + stage * 8)
 
 
 @cute.jit
-def _score(
-    rScore: cute.Tensor,
+def _write_scores(
+    tile: Int32,
     rQuery: cute.Tensor,
-    sQuery: Int32,
-    sKey: Int32,
-    first_token: Int32,
+    rReference: cute.Tensor,
+    rSum: cute.Tensor,
     valid: Int32,
+    warp: Int32,
+    lane: Int32,
+    sBase: Int32,
     configuration: cutlass.Constexpr,
 ) -> None:
-    """Scores in base-2 units: even and odd column of head ``group``, then of ``group + 8``; -infinity past the end."""
-    fp8 = configuration.fp8
-    first_shared = K_STEPS - configuration.shared_query_steps
-    # Four chains, because one would wait for every product before it.
-    chains = [[Float32(0.0)] * 4 for _ in range(4)]
+    """A score warp: probabilities of its 16 tokens of one tile, with the decay of what was summed before."""
+    fp8, row_stride = configuration.fp8, configuration.row_stride
+    shared = _Shared(configuration)
+    group, quad = lane // 4, lane % 4
+    slot = tile % SLOTS
+    stage = tile % configuration.stages
+
+    my_token = warp * WARP_TOKENS + _token(group >> 1, group & 1)
+    sKey = sBase + stage * configuration.stage_bytes + my_token * row_stride + quad * 16
+    sQuery = sBase + shared.query + lane * 16
+    ptx.barrier_wait(sBase + shared.filled + stage * 8, (tile // configuration.stages) & 1)
+    if tile == 0:
+        ptx.barrier_wait(sBase + shared.query_there, Int32(0))
+
+    # Two n8 tiles of 8 tokens, and two chains each, because one would wait for every product before it.
+    chains = [[[Float32(0.0)] * 4 for _ in range(2)] for _ in range(2)]
+    coming = [ptx.shared_load4(sKey + j * 8 * row_stride) for j in range(2)]
     for at in range_constexpr(configuration.row_bytes // 64):
-        words = ptx.shared_load4(sKey + at * 64)
+        words = coming
+        if const_expr(at + 1 < configuration.row_bytes // 64):
+            coming = [ptx.shared_load4(sKey + j * 8 * row_stride + (at + 1) * 64) for j in range(2)]
         for part in range_constexpr(4 if fp8 else 2):
             step = at * (4 if fp8 else 2) + part
-            fragment = ptx.e4m3x4_to_f16(words[part]) if fp8 else (words[2 * part], words[2 * part + 1])
+            pair, odd = step // 2, step % 2
             query = (
-                [rQuery[4 * step + i] for i in range(4)]
-                if step < first_shared
-                else ptx.shared_load4(sQuery + (step - first_shared) * 512)
+                [rQuery[4 * (2 * REGISTER_PAIRS.index(pair) + odd) + i] for i in range(4)]
+                if pair in REGISTER_PAIRS
+                else ptx.shared_load4(sQuery + (2 * SHARED_PAIRS.index(pair) + odd) * FRAGMENT)
             )
-            chains[step % 4] = ptx.mma(chains[step % 4], query, fragment, operand="f16" if fp8 else "bf16")
-    for i in range_constexpr(4):
-        score = ((chains[0][i] + chains[1][i]) + (chains[2][i] + chains[3][i])) * Float32(SCALE_LOG2)
-        rScore[i] = score if first_token + 2 * (i % 2) < valid else -Float32.inf
+            for j in range_constexpr(2):
+                key = (
+                    ptx.e4m3x4_to_f16(words[j][part])
+                    if fp8
+                    else (words[j][2 * part], words[j][2 * part + 1])
+                )
+                chains[j][odd] = ptx.mma(chains[j][odd], query, key, operand="f16" if fp8 else "bf16")
+
+    # scores[2 j + e] of head ``group``, then of ``group + 8``: token _token(quad, 2 j + e) of the warp.
+    scores = []
+    for half in range_constexpr(2):
+        mine = []
+        for i in range_constexpr(4):
+            score = (chains[i // 2][0][2 * half + i % 2] + chains[i // 2][1][2 * half + i % 2]) * Float32(SCALE_LOG2)
+            mine.append(score if warp * WARP_TOKENS + _token(quad, i) < valid else -Float32.inf)
+        scores.append(mine)
+
+    sMaxima = sBase + shared.maxima + (slot * HEAD_TILE + group) * (4 * SCORE_WARPS)
+    largest = [
+        _quad_maximum(ptx.maximum(ptx.maximum(one[0], one[1]), ptx.maximum(one[2], one[3]))) for one in scores
+    ]
+    if quad == 0:
+        for half in range_constexpr(2):
+            ptx.shared_store_float(sMaxima + half * 8 * 4 * SCORE_WARPS + warp * 4, largest[half])
+    # One barrier a tile will do: who writes the same slot again has passed the barrier between.
+    cute.arch.barrier(barrier_id=SCORE_BARRIER, number_of_threads=32 * SCORE_WARPS)
+
+    operands = []
+    decays = []
+    for half in range_constexpr(2):
+        others = _floats(ptx.shared_load4(sMaxima + half * 8 * 4 * SCORE_WARPS))
+        newest = ptx.maximum(ptx.maximum(others[0], others[1]), ptx.maximum(others[2], others[3]))
+        before = rReference[half]
+        reference = newest if newest > before + Float32(LAG) else before
+        decay = ptx.exp2(before - reference)
+        powers = [ptx.exp2(score - reference) for score in scores[half]]
+        rReference[half] = reference
+        rSum[half] = rSum[half] * decay + ((powers[0] + powers[1]) + (powers[2] + powers[3]))
+        pack = ptx.pack_f16 if fp8 else ptx.pack_bf16
+        operands.append([pack(powers[0], powers[1]), pack(powers[2], powers[3])])
+        decays.append(decay)
+
+    ptx.barrier_wait(sBase + shared.summed + slot * 8, ((tile // SLOTS) & 1) ^ 1)  # the first use waits for nobody
+    ptx.shared_store4(
+        sBase + shared.probabilities + (slot * SCORE_WARPS + warp) * FRAGMENT + lane * 16,
+        [operands[0][0], operands[1][0], operands[0][1], operands[1][1]],
+    )
+    if (warp == 0) & (quad == 0):
+        for half in range_constexpr(2):
+            ptx.shared_store_float(sBase + shared.decays + slot * (4 * HEAD_TILE) + group * 8 + half * 4, decays[half])
+    cute.arch.sync_warp()
+    if lane == 0:
+        ptx.barrier_arrive(sBase + shared.scored + slot * 8)
+
+
+@cute.jit
+def _add_values(
+    tile: Int32,
+    rOut: cute.Tensor,
+    value_warp: Int32,
+    lane: Int32,
+    sBase: Int32,
+    configuration: cutlass.Constexpr,
+) -> None:
+    """A value warp: probabilities of one tile times this warp's 64 dimensions of its 64 tokens, added to ``rOut``."""
+    fp8, row_stride = configuration.fp8, configuration.row_stride
+    shared = _Shared(configuration)
+    group, quad = lane // 4, lane % 4
+    slot = tile % SLOTS
+    sValue = (
+        sBase
+        + (tile % configuration.stages) * configuration.stage_bytes
+        + value_warp * (configuration.row_bytes // (ROW // SLICE))
+        + group * (8 if fp8 else 16)
+    )
+    sEven, sOdd = sValue + quad * row_stride, sValue + (quad ^ 2) * row_stride
+    sOperand = sBase + shared.probabilities + slot * (SCORE_WARPS * FRAGMENT) + lane * 16
+
+    ptx.barrier_wait(sBase + shared.scored + slot * 8, (tile // SLOTS) & 1)
+    decay = _floats(ptx.shared_load2(sBase + shared.decays + slot * (4 * HEAD_TILE) + group * 8))
+    if cute.arch.vote_any_sync((decay[0] != 1.0) | (decay[1] != 1.0)):
+        for i in range_constexpr(32):
+            rOut[i] = rOut[i] * decay[(i // 2) % 2]
+    for step in range_constexpr(TILE_TOKENS // 16):
+        probabilities = ptx.shared_load4(sOperand + step * FRAGMENT)
+        rows = step * 16 * row_stride
+        fragments = _value_fragments(sEven + rows, sOdd + rows, row_stride, fp8=fp8)
+        for n in range_constexpr(8):
+            sums = ptx.mma(
+                [rOut[4 * n + i] for i in range(4)], probabilities, fragments[n], operand="f16" if fp8 else "bf16"
+            )
+            for i in range_constexpr(4):
+                rOut[4 * n + i] = sums[i]
+    cute.arch.sync_warp()
+    if lane == 0:
+        ptx.barrier_arrive(sBase + shared.summed + slot * 8)
 
 
 @cute.kernel
@@ -251,206 +427,147 @@ def _mla_decode(
     mCounters: Int64,
     configuration: cutlass.Constexpr,
 ) -> None:
-    fp8 = configuration.fp8
-    stages, row_bytes, row_stride = configuration.stages, configuration.row_bytes, configuration.row_stride
-    stage_bytes, clusters, heads = configuration.stage_bytes, configuration.clusters, configuration.heads
+    fp8, stages = configuration.fp8, configuration.stages
+    clusters, heads = configuration.clusters, configuration.heads
     shared = _Shared(configuration)
-    operand = "f16" if fp8 else "bf16"
 
     tid, _, _ = cute.arch.thread_idx()
     block, head_tile, row = cute.arch.block_idx()
-    warp = cute.arch.make_warp_uniform(tid // 32)
-    lane = tid % 32
+    warp, lane = tid // 32, tid % 32
+    does_scores = cute.arch.make_warp_uniform(warp) < SCORE_WARPS
     group, quad = lane // 4, lane % 4  # mma row or column of this thread, and its place among the four on it
-    rank, cluster = block % CLUSTER, block // CLUSTER
     splits = clusters * CLUSTER
+    value_warp = warp - SCORE_WARPS
     sBase = Int32(cutlass.memory.SmemAllocator().allocate(shared.total, 128).toint())
 
-    ptx.cluster_arrive()  # answered before the first store to a peer
+    ptx.cluster_arrive_relaxed()  # answered before the first store to a peer
     cute.arch.griddepcontrol_launch_dependents()
     if const_expr(not configuration.settled_cache):
         cute.arch.griddepcontrol_wait()
 
-    num_tokens = ptx.load_int(mTokens + Int64(row) * 4)
-    mMyPages = mPages + (Int64(row) * pages_stride + block) * 4
-    rPage = cute.make_rmem_tensor((1,), Int32)  # lane l knows the page of tile 32 i + l
-    rPage[0] = Int32(0)
-    if block + lane * splits < pages_width:  # not only pages in use: the length is still on its way
-        rPage[0] = ptx.load_int(mMyPages + Int64(lane * splits) * 4)
-
-    num_tiles = (num_tokens + TILE_TOKENS - 1) // TILE_TOKENS
-    my_tiles = (num_tiles - block + splits - 1) // splits
-    copies = (num_tokens, block, warp, lane, sBase, mCache, page_bytes)
-    newest = (num_tiles - 1 - block) // splits  # this block's tile number of the newest page, if it is its own
-    owns_newest = (num_tiles - 1 - block) % splits == 0
-    for tile in range_constexpr(stages):
-        first = tile < my_tiles
-        if const_expr(configuration.settled_cache):
-            first = first & ((not owns_newest) | (tile != newest))
-        if first:
-            _request(rPage, Int32(tile), *copies, configuration)
-        cute.arch.cp_async_commit_group()
-    if const_expr(configuration.settled_cache):
-        cute.arch.griddepcontrol_wait()
-        if owns_newest & (newest >= 0) & (newest < stages):
-            _request(rPage, newest, *copies, configuration)
-            cute.arch.cp_async_commit_group()
-
-    # Operand A of the scores: this thread's dimensions of heads ``group`` and ``group + 8``.
-    rQuery = cute.make_rmem_tensor((K_STEPS * 4,), Uint32)
-    rQuery.fill(Uint32(0))
-    for half in range_constexpr(2):
-        head = head_tile * HEAD_TILE + group + 8 * half
-        if head < heads:
-            gQuery = mQuery + (Int64(row) * heads + head) * (2 * ROW)
-            if const_expr(fp8):
-                for at in range_constexpr(ROW // 64):
-                    for part in range_constexpr(2):
-                        words = ptx.load_cached(gQuery + at * 128 + quad * 32 + part * 16)
-                        for word in range_constexpr(4):
-                            pair = ptx.pack_f16(ptx.low_bf16(words[word]), ptx.high_bf16(words[word]))
-                            step = 4 * at + 2 * part + word // 2
-                            rQuery[4 * step + 2 * (word % 2) + half] = pair
-            else:
-                for at in range_constexpr(ROW // 32):
-                    words = ptx.load_cached(gQuery + at * 64 + quad * 16)
-                    for word in range_constexpr(4):
-                        step = 2 * at + word // 2
-                        rQuery[4 * step + 2 * (word % 2) + half] = words[word]
-
-    sQuery = sBase + shared.query + lane * 16
-    if warp == 0:
-        first_shared = K_STEPS - configuration.shared_query_steps
-        for step in range_constexpr(configuration.shared_query_steps):
-            ptx.shared_store4(sQuery + step * 512, [rQuery[4 * (first_shared + step) + i] for i in range(4)])
-    cute.arch.sync_threads()
-
     rOut = cute.make_rmem_tensor((32,), Float32)
     rOut.fill(0.0)
-    rMax = cute.make_rmem_tensor((2,), Float32)
-    rMax.fill(-Float32.inf)
-    rSum = cute.make_rmem_tensor((2,), Float32)
-    rSum.fill(0.0)
-
-    # Token order inside a warp's eight (0 2 1 3 4 6 5 7): neighbours in a load phase then hit disjoint banks.
-    my_token = warp * 8 + (group & 4) + (group & 1) * 2 + ((group >> 1) & 1)
-    score_token = warp * 8 + (quad & 1) + (quad & 2) * 2  # token of this thread's even score column; odd: two later
-    sKey = sBase + my_token * row_stride + quad * 16
-    sValue = sBase + quad * row_stride + warp * (SLICE * row_bytes // ROW) + group * (8 if fp8 else 16)
-    sProbabilities = sBase + shared.probabilities
-    sScore = sProbabilities + group * P_STRIDE + 2 * (16 * (warp // 2) + 4 * (quad & 1) + 2 * (warp % 2) + quad // 2)
-    sMaxima = sBase + shared.maxima + group * (4 * WARPS)
-
-    # A warp scores the rows that it copied itself: its own copies and a warp barrier are all that it waits for.
-    rScore = cute.make_rmem_tensor((4,), Float32)
-    rScore.fill(0.0)
-    if my_tiles > 0:
-        if my_tiles == 1:
-            cute.arch.cp_async_wait_group(0)
-        else:
-            cute.arch.cp_async_wait_group(stages - 1)
-        cute.arch.sync_warp()
-        _score(rScore, rQuery, sQuery, sKey, score_token, num_tokens - block * TILE_TOKENS, configuration)
-
-    for tile in cutlass.range(my_tiles, unroll=1):
-        sStage = (tile % stages) * stage_bytes
-        scores = [rScore[i] for i in range(4)]
-        largest = [_quad_maximum(ptx.maximum(scores[2 * half], scores[2 * half + 1])) for half in range(2)]
+    # Operand A of the scores: this thread's dimensions of heads ``group`` and ``group + 8``. Places without a head take
+    # the last one: their sums go nowhere, and all loads are one round trip.
+    gQueries = [
+        mQuery + (Int64(row) * heads + cutlass.min(head_tile * HEAD_TILE + group + 8 * half, heads - 1)) * (2 * ROW)
+        for half in range(2)
+    ]
+    if does_scores:
+        if tid == 0:
+            for stage in range_constexpr(stages):
+                ptx.barrier_init(sBase + shared.filled + stage * 8, 32 * VALUE_WARPS)
+            for slot in range_constexpr(SLOTS):
+                ptx.barrier_init(sBase + shared.scored + slot * 8, SCORE_WARPS)
+                ptx.barrier_init(sBase + shared.summed + slot * 8, VALUE_WARPS)
+            ptx.barrier_init(sBase + shared.query_there, len(SHARED_PAIRS))
+            ptx.barrier_init_fence()
+        cute.arch.sync_threads()  # barriers are there
+        if const_expr(configuration.settled_cache):
+            cute.arch.griddepcontrol_wait()
+        rQuery = cute.make_rmem_tensor((8 * len(REGISTER_PAIRS),), Uint32)
+        for number in range_constexpr(len(REGISTER_PAIRS)):
+            for half in range_constexpr(2):
+                words = ptx.load_cached(gQueries[half] + _query_place(REGISTER_PAIRS[number], quad, fp8=fp8))
+                for word in range_constexpr(4):
+                    rQuery[4 * (2 * number + word // 2) + 2 * (word % 2) + half] = words[word]
+        cute.arch.sync_warp()  # keeps the next load here: the compiler waits for a uniform value where it loads it
+        num_tokens = ptx.load_int(mTokens + Int64(row) * 4)
+        _, my_tiles = _tiles(num_tokens, block, splits)
+        for i in range_constexpr(8 * len(REGISTER_PAIRS)):
+            rQuery[i] = _as_operand(rQuery[i], fp8=fp8)
+        rReference = cute.make_rmem_tensor((2,), Float32)
+        rReference.fill(-Float32.inf)
+        rSum = cute.make_rmem_tensor((2,), Float32)
+        rSum.fill(0.0)
+        for tile in cutlass.range(my_tiles, unroll=1):
+            valid = num_tokens - (block + tile * splits) * TILE_TOKENS
+            _write_scores(tile, rQuery, rReference, rSum, valid, warp, lane, sBase, configuration)
+        totals = [_quad_sum(rSum[half]) for half in range(2)]
         if quad == 0:
             for half in range_constexpr(2):
-                ptx.shared_store_float(sMaxima + half * 8 * 4 * WARPS + warp * 4, largest[half])
-        cute.arch.sync_threads()
+                head = group + 8 * half
+                ptx.shared_store_float(sBase + shared.sums + (head * SCORE_WARPS + warp) * 4, totals[half])
+                ptx.shared_store_float(sBase + shared.references + head * 4, rReference[half])  # all warps the same
+    else:
+        mMyPages = mPages + (Int64(row) * pages_stride + block) * 4
+        rPages = cute.make_rmem_tensor((2,), Int32)  # lane l knows the pages of tiles 32 i + l and 32 (i + 1) + l
+        rPages.fill(0)
+        for ahead in range_constexpr(2):
+            at = (lane + 32 * ahead) * splits
+            if block + at < pages_width:  # not only pages in use: the length is still on its way
+                rPages[ahead] = ptx.load_int(mMyPages + Int64(at) * 4)
+        cute.arch.sync_threads()  # barriers are there
+        num_tokens = ptx.load_int(mTokens + Int64(row) * 4)  # last, as above
 
-        # Every warp is past the previous tile's values: its slot can be filled again.
-        following = tile - 1 + stages
-        if (tile > 0) & (following < my_tiles):
-            if following % 32 == 0:  # noqa: SIM102 - the same for the whole block, the inner one is not
-                if following + lane < my_tiles:
-                    rPage[0] = ptx.load_int(mMyPages + Int64((following + lane) * splits) * 4)
-            _request(rPage, following, *copies, configuration)
-        if tile > 0:
-            cute.arch.cp_async_commit_group()
-
-        decay = []
-        for half in range_constexpr(2):
-            newest_max = rMax[half]
-            for value in _eight(sMaxima + half * 8 * 4 * WARPS):
-                newest_max = ptx.maximum(newest_max, value)
-            decay.append(ptx.exp2(rMax[half] - newest_max))
-            rMax[half] = newest_max
-            one = ptx.exp2(scores[2 * half] - newest_max)
-            other = ptx.exp2(scores[2 * half + 1] - newest_max)
-            rSum[half] = rSum[half] * decay[half] + (one + other)
-            _store_probabilities(sScore + half * 8 * P_STRIDE, one, other, fp8=fp8)
-        for i in range_constexpr(32):
-            rOut[i] = rOut[i] * decay[(i // 2) % 2]
-        cute.arch.sync_threads()
-
-        for step in range_constexpr(TILE_TOKENS // 16):
-            sRow = sProbabilities + group * P_STRIDE + step * 32 + quad * 8
-            upper, lower = ptx.shared_load2(sRow), ptx.shared_load2(sRow + 8 * P_STRIDE)
-            fragments = _value_fragments(sValue + sStage + step * 16 * row_stride, row_stride, fp8=fp8)
-            for n in range_constexpr(8):
-                sums = ptx.mma(
-                    [rOut[4 * n + i] for i in range(4)],
-                    (upper[0], lower[0], upper[1], lower[1]),
-                    fragments[n],
-                    operand=operand,
+        num_tiles, my_tiles = _tiles(num_tokens, block, splits)
+        copies = (num_tokens, block, value_warp, lane, sBase, mCache, page_bytes)
+        last = my_tiles - 1
+        held_back = Int32(0)  # 1 where the row's last page is this block's: the launch before may be writing to it
+        if (my_tiles > 0) & (block + last * splits == num_tiles - 1) & configuration.settled_cache:
+            held_back = Int32(1)
+        for tile in cutlass.range(cutlass.min(my_tiles - held_back, stages), unroll=1):
+            _request(rPages, tile, *copies, configuration)
+        if const_expr(configuration.settled_cache):
+            cute.arch.griddepcontrol_wait()
+            if (held_back > 0) & (last < stages):
+                _request(rPages, last, *copies, configuration)
+        if value_warp < len(SHARED_PAIRS):
+            at = _query_place(2 + 3 * value_warp, quad, fp8=fp8)  # SHARED_PAIRS[value_warp]
+            halves = [ptx.load_cached(gQuery + at) for gQuery in gQueries]
+            for odd in range_constexpr(2):
+                ptx.shared_store4(
+                    sBase + shared.query + (2 * value_warp + odd) * FRAGMENT + lane * 16,
+                    [
+                        _as_operand(halves[half][2 * odd + word], fp8=fp8)
+                        for word in range(2)
+                        for half in range(2)
+                    ],
                 )
-                for i in range_constexpr(4):
-                    rOut[4 * n + i] = sums[i]
-
-        # The next tile's scores, in the shadow of these products: no barrier lies between.
-        coming = tile + 1
-        if coming < my_tiles:
-            if coming == my_tiles - 1:
-                cute.arch.cp_async_wait_group(0)  # the newest page may have been requested after empty groups
-            else:
-                cute.arch.cp_async_wait_group(stages - 2)
             cute.arch.sync_warp()
-            _score(
-                rScore,
-                rQuery,
-                sQuery,
-                sKey + (coming % stages) * stage_bytes,
-                score_token,
-                num_tokens - (block + coming * splits) * TILE_TOKENS,
-                configuration,
-            )
-
-    # Sums of this block over its warps; the maxima are the same in all of them.
-    sSums = sBase + shared.sums + group * (4 * WARPS)
-    totals = [_quad_sum(rSum[half]) for half in range(2)]
-    if quad == 0:
-        for half in range_constexpr(2):
-            ptx.shared_store_float(sSums + half * 8 * 4 * WARPS + warp * 4, totals[half])
+            if lane == 0:
+                ptx.barrier_arrive(sBase + shared.query_there)
+        for tile in cutlass.range(my_tiles, unroll=1):
+            _add_values(tile, rOut, value_warp, lane, sBase, configuration)
+            following = tile + stages
+            if following < my_tiles:
+                if following % 32 == 0:
+                    rPages[0] = rPages[1]
+                    if following + 32 + lane < my_tiles:
+                        rPages[1] = ptx.load_int(mMyPages + Int64((following + 32 + lane) * splits) * 4)
+                _request(rPages, following, *copies, configuration)
     cute.arch.sync_threads()
 
-    # This warp's 64 dimensions go to block ``warp`` of the cluster, with this block's maximum and sum.
+    # What is derived from them for the end would live through the loops and be spilled.
+    block, head_tile, row = _again(block), _again(head_tile), _again(row)
+    rank, cluster = block % CLUSTER, block // CLUSTER
+    # The 64 dimensions of a value warp go to the block of that number, with this block's reference and sum.
     ptx.cluster_wait()
-    sPeer = ptx.peer_shared(sBase, warp)
-    for half in range_constexpr(2):
-        head = group + 8 * half
-        if head_tile * HEAD_TILE + head < heads:
-            slot = rank * HEAD_TILE + head
-            for column in range_constexpr(2):
-                for part in range_constexpr(2):
-                    ptx.peer_store4(
-                        sPeer + shared.received + slot * (4 * SLICE) + quad * 64 + column * 32 + part * 16,
-                        [rOut[4 * (4 * part + i) + 2 * half + column] for i in range(4)],
+    if warp >= SCORE_WARPS:
+        sPeer = ptx.peer_shared(sBase, value_warp)
+        for half in range_constexpr(2):
+            head = group + 8 * half
+            if head_tile * HEAD_TILE + head < heads:
+                slot = rank * HEAD_TILE + head
+                for column in range_constexpr(2):
+                    for part in range_constexpr(2):
+                        ptx.peer_store4(
+                            sPeer + shared.received + slot * (4 * SLICE) + quad * 64 + column * 32 + part * 16,
+                            [rOut[4 * (4 * part + i) + 2 * half + column] for i in range(4)],
+                        )
+                if quad == 0:
+                    parts = _floats(ptx.shared_load4(sBase + shared.sums + head * (4 * SCORE_WARPS)))
+                    reference = ptx.shared_load_float(sBase + shared.references + head * 4)
+                    ptx.peer_store_float(sPeer + shared.stats + slot * 8, reference)
+                    ptx.peer_store_float(
+                        sPeer + shared.stats + slot * 8 + 4, (parts[0] + parts[1]) + (parts[2] + parts[3])
                     )
-            if quad == 0:
-                total = Float32(0.0)
-                for value in _eight(sSums + half * 8 * 4 * WARPS):
-                    total = total + value
-                ptx.peer_store_float(sPeer + shared.stats + slot * 8, rMax[half])
-                ptx.peer_store_float(sPeer + shared.stats + slot * 8 + 4, total)
     ptx.cluster_arrive()
     ptx.cluster_wait()
 
     # One thread: four dimensions of one head.
     head, part = tid // 16, tid % 16
-    active = head_tile * HEAD_TILE + head < heads
+    active = (head < HEAD_TILE) & (head_tile * HEAD_TILE + head < heads)
     rMerged = cute.make_rmem_tensor((6,), Float32)  # four dimensions, maximum, sum
     rMerged.fill(0.0)
     if active:

@@ -5,7 +5,8 @@
     lse_merge(outputs, log_sum_exps, out)                                                  # context parallel
     lift_gate(out, value_up, gate, values)                                                 # W_UV and the output gate
 
-The first call of a configuration compiles: make it before a graph capture.
+The first call of a configuration compiles (a configuration: heads, format, the clusters that rows and the width of the
+page table lead to): make it before a graph capture.
 """
 
 from __future__ import annotations
@@ -43,9 +44,14 @@ class MlaWorkspace:
     counters: torch.Tensor
 
 
-def chosen_clusters(rows: int, heads: int) -> int:
-    """Clusters a row and head tile: what fills the GPU once, at least 1."""
-    return max(1, MAX_CLUSTERS // (rows * -(-heads // HEAD_TILE)))
+def chosen_clusters(rows: int, heads: int, pages: int | None = None) -> int:
+    """Clusters a row and head tile: what fills the GPU once, at least 1; about two pages a block if a row has at most
+    ``pages``, because merging more clusters costs more than the pages save (8k tokens: 9.06 us with 8, 9.2 with 15;
+    64 tokens: 5.8 with 1, 7.1 with 15; H200, 2026-11-29)."""
+    filling = max(1, MAX_CLUSTERS // (rows * -(-heads // HEAD_TILE)))
+    if pages is None:
+        return filling
+    return max(1, min(filling, (pages + CLUSTER) // (2 * CLUSTER)))
 
 
 def _slice_floats(rows: int, heads: int) -> int:
@@ -123,7 +129,8 @@ def mla_decode(
 
     ``settled_cache``: promise that all cached rows but the newest of each sequence, the page table and the lengths
     were written before the previous launch on the stream began; reading then starts before that launch has ended.
-    ``clusters`` overrides the split: 1 to 16 clusters of eight blocks a row.
+    ``clusters`` overrides the split, 1 to 15 clusters of eight blocks a row, which otherwise follows from the rows and
+    the width of the page table: give the table the width that is in use.
     """
     import torch
 
@@ -148,7 +155,7 @@ def mla_decode(
     check_tensor(
         "log_sum_exp", log_sum_exp, dtypes=(torch.float32,), shape=(rows, heads), like=query, alignment_bytes=4
     )
-    clusters = chosen_clusters(rows, heads) if clusters is None else clusters
+    clusters = chosen_clusters(rows, heads, pages.shape[1]) if clusters is None else clusters
     check_one_of("clusters", clusters, range(1, MAX_CLUSTERS + 1))
     tiles = -(-heads // HEAD_TILE)
     slice_floats = rows * tiles * CLUSTER * clusters * HEAD_TILE * (LATENT // CLUSTER + 2)

@@ -149,6 +149,26 @@ def _push_problem(num_outputs: int, depth: int, rows: int) -> Callable[[str, int
     return make
 
 
+def _polled_push_problem(num_outputs: int, depth: int, rows: int, num_peers: int) -> Callable[[str, int], Problem]:
+    def make(device: str, seed: int) -> Problem:
+        import torch
+
+        from k3sim.kernels.skinny_gemv import reference
+        from k3sim.kernels.skinny_gemv.launch import skinny_gemv_push
+
+        generator = generator_on(device, seed)
+        x, w = normal((rows, depth), generator), weights(1, num_outputs, depth, generator)[0]
+        inboxes = torch.empty(num_peers, rows, num_outputs, device=device)
+        peers = torch.tensor([one.data_ptr() for one in inboxes], device=device)
+        return Problem(
+            outputs=[Output(name="inboxes", tensor=inboxes, judge=alike_within("fp32_sum"))],
+            launch=lambda: skinny_gemv_push(x, w, peers, out_dtype=torch.float32, polled=True),
+            reference=lambda: (reference.skinny_gemv(x, w),),
+        )
+
+    return make
+
+
 def _push_timed(num_outputs: int, depth: int, rows: int) -> Callable[[str, int, int], Timed]:
     def make(device: str, seed: int, l2_bytes: int) -> Timed:
         import torch
@@ -210,4 +230,18 @@ def cases() -> list[Case]:
                 timed=_push_timed(7168, 768, rows) if rows == 1 else None,
             )
         )
+    # A rank's part of router and latent; timed with ``gather_topk``, which empties the buffers (router_topk).
+    for num_outputs, num_peers in ((560, 8), (280, 16)):
+        for rows in (1, 8):
+            work = ring_push([weight_of(num_outputs, 7168)], rows=rows, sent_bytes_per_row=num_outputs * 4)
+            found.append(
+                Case(
+                    operator="skinny_gemv",
+                    name=f"{num_outputs}x7168, {rows_in_words(rows)}, fp32 pushed to {num_peers} polled buffers",
+                    rows=rows,
+                    works=(work,),
+                    num_bytes=6 * num_outputs * 7168,
+                    problem=_polled_push_problem(num_outputs, 7168, rows, num_peers),
+                )
+            )
     return found

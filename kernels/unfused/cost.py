@@ -162,6 +162,11 @@ def sample(weights: Sequence[Weight], *, rows: int, ranks: int) -> Work:
     return _small(num_blocks=rows, input_bytes_per_block=ranks * 64 * 8, reductions=8 + 2)
 
 
+def advance(weights: Sequence[Weight], *, rows: int) -> Work:
+    """The counters of the next step: one block, a thread a row. Length and slot together, then the page."""
+    return _small(num_blocks=1, loads=2)
+
+
 def poll(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """Copies arrived data out of the receive buffer, which is the wait of whoever needs all of it."""
     return _small(num_blocks=-(-rows * width // 2048), input_bytes_per_block=2048 * BF16_BYTES)
@@ -187,8 +192,3 @@ def argmax(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
         reductions=1,
         then=(Pass(num_dependent_loads=2, num_block_reductions=1),),
     )
-
-
-def advance(weights: Sequence[Weight], *, rows: int) -> Work:
-    """Next positions, lengths and cache slots: one block."""
-    return _small(num_blocks=1, loads=2)

@@ -48,10 +48,15 @@ def test_every_listed_matrix_is_checked_in_both_forms_and_timed() -> None:
     [
         ("kda_decode", [f"{heads} heads, 1 row, fp32 state" for heads in (6, 12)]),
         ("kda_decode", [f"12 heads, {rows} rows, fp32 state" for rows in (8, 32, 128)]),
-        ("expert_gemv", [f"16 experts a row of {width}, 1 row" for width in (384, 192)]),
+        (
+            "expert_gemv",
+            [f"16 experts a row of {width}, 1 row{form}" for width in (384, 192) for form in ("", ", two launches")],
+        ),
         ("mla_decode", [f"{heads} heads, {n} tokens, 1 row, fp8" for heads in (6, 12) for n in (8192, 131072)]),
+        ("mla_decode", [f"lift_gate, {heads} heads, {rows}" for heads in (6, 12) for rows in ("1 row", "16 rows")]),
         ("mla_prep", [f"{heads} heads, 1 row, fp8 cache" for heads in (6, 12)]),
-        ("lm_head", [f"{n}x7168, 1 row, {k}" for n in (20480, 10240) for k in ("logits", "top 64")]),
+        ("lm_head", [f"{n}x7168, 1 row, top 64" for n in (20480, 10240)]),
+        ("skinny_gemv", [f"{n}x7168, 1 row" for n in (20480, 10240)]),
         ("latent_tail", [f"{part}, {ranks} ranks, 1 row" for part in ("up", "send") for ranks in (8, 16)]),
         (
             "proj_allreduce",
@@ -60,7 +65,23 @@ def test_every_listed_matrix_is_checked_in_both_forms_and_timed() -> None:
                 for ranks, depth in ((8, 1536), (16, 768))
             ],
         ),
+        ("proj_allreduce", [f"send, up and consume_gathered, {ranks} ranks looped back, 1 row" for ranks in (8, 16)]),
         ("router_topk", [f"{shards} shards, 1 row" for shards in (1, 8, 16)]),
+        (
+            "router_topk",
+            [f"push of {n}x7168 and gather_topk, {t} shards looped back, 1 row" for n, t in ((560, 8), (280, 16))],
+        ),
+        ("unfused", [f"all_reduce, {ranks} slots of this GPU, 1 row" for ranks in (8, 16)]),
+        (
+            "unfused",
+            [f"KDA step in three launches, {heads} heads, {n}" for heads in (6, 12) for n in ("1 row", "8 rows")],
+        ),
+        ("unfused", [f"norm of {widths}, 1 row" for widths in ("1536 and 512", "7168")]),
+        ("unfused", [f"situ of {width}, 1 row" for width in (384, 768, 2112, 4224)]),
+        ("unfused", [f"{kernel}, 1 row" for kernel in ("embedding", "gate_multiply of 768", "gate_multiply of 1536")]),
+        ("unfused", [f"query_and_cache, {heads} heads, fp8, 1 row" for heads in (6, 12)]),
+        ("unfused", [f"sample, {how}, {ranks} ranks, 1 row" for how in ("greedy", "drawn") for ranks in (8, 16)]),
+        ("unfused", ["advance, 1 row"]),
         ("attn_res", ["combine of 9 sources, 1 row", "fold of the prefix, 1 row"]),
     ],
 )
@@ -83,6 +104,22 @@ def test_the_shapes_of_tp8_and_tp16_are_timed(operator: str, shapes: list[str]) 
         ("mla_prep", "12 heads, 1 row, fp8 cache", 2 * 12 * (192 * 1536 + 128 * 512) + 576),
         ("lm_head", "20480x7168, 1 row, top 64", 2 * 20480 * 7168),
         ("router_topk", "8 shards, 1 row", 0),
+        ("router_topk", "push of 560x7168 and gather_topk, 8 shards looped back, 1 row", 2 * 560 * 7168),
+        ("expert_gemv", "16 experts a row of 192, 1 row, two launches", 16 * 3 * 192 * 3584 * 17 // 32),
+        ("mla_decode", "lift_gate, 12 heads, 16 rows", 2 * 12 * 128 * 512),
+        # A sixteenth of the outputs, and three vectors of the consumer.
+        (
+            "proj_allreduce",
+            "send, up and consume_gathered, 16 ranks looped back, 1 row",
+            2 * 448 * 3584 + 3 * 2 * 7168,
+        ),
+        # As kda_decode, but the gate's second factor is multiplied before.
+        (
+            "unfused",
+            "KDA step in three launches, 6 heads, 8 rows",
+            2 * 8 * (6 * 128 * 128 * 4 + 3 * 3 * 6 * 128 * 2) + 3 * 6 * 128 * 4 * 4,
+        ),
+        ("unfused", "query_and_cache, 6 heads, bf16, 3 rows", 3 * 576 * 2),
     ],
 )
 def test_bytes_of_the_floor_by_hand(operator: str, name: str, moved_bytes: int) -> None:
@@ -140,7 +177,7 @@ def test_a_state_slot_of_no_row_that_is_written_is_found() -> None:
     assert "a slot of no row was written" in str(state.judge(state.tensor, problem.expected()[1], "state"))
 
 
-WRONG = ("skinny_gemv", "kda_decode", "attn_res", "expert_gemv", "router_topk", "mla_decode", "mla_prep")
+WRONG = ("skinny_gemv", "kda_decode", "attn_res", "expert_gemv", "router_topk", "mla_decode", "mla_prep", "unfused")
 
 
 @pytest.mark.parametrize("operator", WRONG)

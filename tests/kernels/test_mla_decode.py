@@ -111,6 +111,13 @@ def test_split_fills_the_gpu_once() -> None:
     assert launch.chosen_clusters(1, 96) == launch.MAX_CLUSTERS // 6
 
 
+def test_short_contexts_take_fewer_clusters() -> None:
+    assert [launch.chosen_clusters(1, 12, pages) for pages in (0, 1, 23, 24, 128, 129, 2048)] == [
+        1, 1, 1, 2, 8, 8, launch.MAX_CLUSTERS
+    ]  # fmt: skip
+    assert launch.chosen_clusters(4, 12, 2048) == launch.chosen_clusters(4, 12)
+
+
 def _run(query, cache, pages, lengths, **options):  # type: ignore[no-untyped-def]
     rows, heads, _ = query.shape
     out = torch.full((rows, heads, 512), math.nan, dtype=torch.bfloat16, device="cuda")
@@ -133,6 +140,21 @@ def _run(query, cache, pages, lengths, **options):  # type: ignore[no-untyped-de
 def test_kernel_against_reference(heads, lengths, dtype, settled_cache) -> None:  # type: ignore[no-untyped-def]
     case = _case(heads, lengths, dtype, device="cuda", pages_in_cache=2200)
     out, log_sum, workspace = _run(*case, settled_cache=settled_cache)
+    expected = reference.mla_decode(*case)
+    assert (verdict := compare(out, expected.output_BHV, "attention_fp8" if dtype == E4M3 else "attention_bf16")), (
+        verdict
+    )
+    assert (verdict := compare(log_sum, expected.log_sum_exp_BH, "log_sum_exp")), verdict
+    assert not workspace.counters.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [E4M3, torch.bfloat16])
+def test_many_tiles_a_block_and_maxima_that_grow(dtype) -> None:  # type: ignore[no-untyped-def]
+    """256 tiles a block, so page numbers are fetched several times; scores wide enough that sums are rescaled."""
+    query, *rest = _case(12, [131067, 100], dtype, device="cuda", pages_in_cache=2200)
+    case = (query * 6, *rest)
+    out, log_sum, workspace = _run(*case, clusters=1)
     expected = reference.mla_decode(*case)
     assert (verdict := compare(out, expected.output_BHV, "attention_fp8" if dtype == E4M3 else "attention_bf16")), (
         verdict

@@ -17,6 +17,7 @@ from k3sim.kernels.mla_prep import reference as mla_prep  # noqa: E402
 from k3sim.kernels.proj_allreduce.launch import make_receive_buffers  # noqa: E402
 from k3sim.kernels.tolerance import compare  # noqa: E402
 from k3sim.kernels.unfused import launch, reference  # noqa: E402
+from k3sim.kernels.unfused.cases import candidates, chain_call, kda_inputs  # noqa: E402
 
 HIDDEN = 7168
 D = 128
@@ -31,28 +32,6 @@ def normal(*shape, seed=0, device="cpu", scale=1.0):  # type: ignore[no-untyped-
 
 
 # ---- a KDA step in three ------------------------------------------------------------------------------------------
-
-
-def kda_inputs(*, rows, heads, num_slots, state_dtype=torch.float32, device="cpu", seed=0, slots=None):  # type: ignore[no-untyped-def]
-    """Arguments of ``kda_decode``'s reference, and the logits of its decay gate, in fp32."""
-    width = heads * D
-    padded = (4 * width + D + heads + 7) // 8 * 8
-    if slots is None:
-        slots = (torch.randperm(num_slots - 1, generator=torch.Generator().manual_seed(seed)) + 1)[:rows]
-    one = dict(device=device)
-    arguments = dict(
-        projected=normal(rows, padded, seed=seed, **one).bfloat16(),
-        gate_weight=normal(width, D, seed=seed + 1, scale=D**-0.5, **one).bfloat16(),
-        conv_weight=normal(3 * width, 4, seed=seed + 2, scale=0.5, **one),
-        dt_bias=normal(width, seed=seed + 3, **one),
-        a_log=normal(D, seed=seed + 4, scale=0.5, **one),
-        norm_weight=1 + normal(D, seed=seed + 5, scale=0.2, **one),
-        slots=torch.as_tensor(slots).int().to(device),
-        conv_state=normal(num_slots, 3, 3 * width, seed=seed + 6, **one).bfloat16(),
-        state=normal(num_slots, heads, D, D, seed=seed + 7, scale=0.3, **one).to(state_dtype),
-    )
-    low_rank = arguments["projected"][:, 4 * width : 4 * width + D].float()
-    return arguments, low_rank @ arguments["gate_weight"].float().T
 
 
 def chain(a, logits, heads, carry):  # type: ignore[no-untyped-def]
@@ -167,14 +146,6 @@ def test_lift_and_gate_by_batched_products() -> None:
 
 
 # ---- end of a step ------------------------------------------------------------------------------------------------
-
-
-def candidates(ranks, rows, seed=0, device="cpu"):  # type: ignore[no-untyped-def]
-    """Each rank's 64 in falling order, equal values by rising id, as ``lm_head`` leaves them; many are equal."""
-    values = (normal(ranks, rows, 1000, seed=seed, scale=3.0) * 4).round() / 4
-    order = values.sort(dim=-1, descending=True, stable=True).indices[..., :64]
-    ids = order + 1000 * torch.arange(ranks)[:, None, None]
-    return values.gather(-1, order).contiguous().to(device), ids.int().contiguous().to(device)
 
 
 def test_greedy_is_the_largest_value_and_of_equal_ones_the_lowest_id() -> None:
@@ -463,16 +434,7 @@ def test_a_thousand_replays_of_all_reduce_give_the_same_bits(ranks) -> None:  # 
 def run_chain(a, logits, heads, pdl=False):  # type: ignore[no-untyped-def]
     rows, width = a["projected"].shape[0], heads * D
     convolved, read, out = poisoned(rows, 3 * width), poisoned(rows, width), poisoned(rows, width)
-
-    def call() -> None:
-        launch.conv_update(
-            a["projected"], a["conv_weight"], a["slots"], a["conv_state"], convolved, heads=heads, pdl=pdl
-        )
-        launch.recurrent_update(
-            convolved, logits, a["projected"], a["dt_bias"], a["a_log"], a["slots"], a["state"], read, pdl=pdl
-        )
-        launch.gated_norm(read, a["projected"], a["norm_weight"], out, heads=heads, pdl=pdl)
-
+    call = chain_call(a, logits, convolved, read, out, heads=heads, pdl=pdl)
     call()
     torch.cuda.synchronize()
     return convolved, read, out, call
