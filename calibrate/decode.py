@@ -2,9 +2,10 @@
 
 The second form needs torch and the kernels alone, for machines on which the rest of the package is not installed. One
 rank runs on one GPU, in loop-back where its layout has peers; under ``torchrun --nproc-per-node 8 -m
-k3sim.calibrate.decode --tp 8 --layers 40`` each GPU of a host runs one, and they exchange over NVLink. What is measured,
-in this order: memory, the read bandwidth of the same GPU, replays of the captured step between events, and one profiled
-replay for start and end of every kernel (CUPTI, through torch's profiler).
+k3sim.calibrate.decode --tp 8 --layers 40`` each GPU of a host runs one, and they exchange over NVLink.
+
+What is measured, in this order: memory, the read bandwidth of the same GPU, replays of the captured step between
+events, and one profiled replay for start and end of every kernel (CUPTI, through torch's profiler).
 """
 
 from __future__ import annotations
