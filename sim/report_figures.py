@@ -47,6 +47,7 @@ PART_COLOURS = {
     "poll": "#6e4477",
     "host": "#525252",
     "run": "#b1b7bd",
+    "exchange": "#963cf0",
     # Parts of the waits that gather several phases, or name one by what it means.
     "ramp and drain": "#acf4cb",
     "dependency latency": "#e76e03",
