@@ -673,7 +673,7 @@ def part_lines(document: Mapping[str, Any]) -> list[str]:
     for part in Part:
         if part.value in document["waits_us"]:
             us = document["waits_us"][part.value]
-            label = part.word if part in WORK_PARTS or part is Part.UNKNOWN else f"wait: {part.word}"
+            label = part.word if part in (*WORK_PARTS, Part.UNKNOWN, Part.EXCHANGE) else f"wait: {part.word}"
             lines.append(f"{label:34}{us:9.1f}{100 * us / step_us:6.1f} %")
     return [*lines, f"{'step':34}{step_us:9.1f}"]
 
