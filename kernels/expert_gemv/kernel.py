@@ -192,7 +192,7 @@ def _scales(word: Uint32) -> list[Float32]:
     return [_scale(one & Uint32(0x7F800000)) for one in exponents]
 
 
-def _read_unit(s_unit: Int32, num_blocks: int, lane: Int32) -> tuple[list[Sequence[Uint32]], list[Float32]]:
+def _read_unit(s_unit: Int32, num_blocks: int, lane: Int32) -> tuple[list[ptx.Words], list[Float32]]:
     """The lane's words of a unit, four for two blocks, and its four scales."""
     words = [ptx.shared_load4(s_unit + pair * 512 + lane * 16) for pair in range(num_blocks // 2)]
     return words, _scales(ptx.shared_load_int(s_unit + num_blocks // 2 * 512 + lane * 4).to(Uint32))
