@@ -69,6 +69,22 @@ def test_a_decode_prints_and_stores_its_parts(work: Path, capsys: Capture) -> No
     assert {path.name for path in Path("k3sim-out").iterdir()} == {"measured.html", "measured.pftrace"}
 
 
+def test_a_decode_leaves_file_page_and_trace(
+    work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = measured()
+    monkeypatch.setattr("k3sim.calibrate.decode.decode", lambda options: step)
+    assert run("decode", "--layers", "2", "--out", "out") == 0
+    text = capsys.readouterr().out
+    names = {"measured.json", "measured.html", "measured.pftrace"}
+    assert {path.name for path in Path("out").iterdir()} == names
+    assert all(f"wrote out/{name}" in text for name in names)
+    assert json.loads(Path("out/measured.json").read_text()) == json.loads(dump_json(step.to_dict()))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert run("decode", "--layers", "2", "--out", "bare", "--json") == 0
+    assert [path.name for path in Path("bare").iterdir()] == ["measured.json"]
+
+
 def test_a_report_prints_the_parts_and_the_stages_that_hold_most(work: Path, capsys: Capture) -> None:
     assert run("report", str(STORED), "--out", "out") == 0
     captured = capsys.readouterr()
