@@ -34,6 +34,7 @@ from k3sim.sim.waits import Part
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 BIN = Path(sys.executable).parent
+MEASURED = str(ROOT / "calibrate" / "data" / "h200-decode-fused.json")
 REFUSED = "# exit status 2"
 
 
@@ -199,6 +200,8 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "machines": ("machines",),
         "validate": ("validate",),
         "kernels list": ("kernels", "list"),
+        "report": ("report", MEASURED),
+        "compare of files": ("compare", MEASURED, "k3sim-out/timeline.json"),
     }
     found: dict[str, Any] = {}
     for name, words in commands.items():
@@ -211,6 +214,8 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def json_type(value: Any) -> set[str]:
     """Every word of the type column that describes a value."""
+    if value is None:
+        return {"null"}
     if isinstance(value, bool):
         return {"boolean"}
     if isinstance(value, int):
@@ -283,6 +288,21 @@ def test_documented_keys_of_compare(documents: dict[str, Any]) -> None:
     document = documents["compare"]
     check("compare", [document])
     check("side", [document["before"], document["after"]])
+
+
+def test_documented_keys_of_a_comparison_of_files(documents: dict[str, Any]) -> None:
+    document = documents["compare of files"]
+    check("compare of files", [document])
+    check("side of files", [document["before"], document["after"]])
+    check("compared stage", document["stages"])
+
+
+def test_documented_keys_of_a_measured_step(documents: dict[str, Any]) -> None:
+    check("report", [documents["report"]])
+    common = [row[0] for row in table("json.md", "stages")]
+    rows = json.loads(Path(MEASURED).read_text())["stages"]
+    check("measured stage", [{key: value for key, value in row.items() if key not in common} for row in rows])
+    assert all(set(common) <= set(row) for row in rows)
 
 
 def test_documented_keys_of_machines(documents: dict[str, Any]) -> None:
