@@ -44,6 +44,7 @@ def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
         bytes_in_flight_per_block=one.num_bytes // num_blocks,
         max_blocks_per_sm=2048 // (32 * warps),
         registers_per_thread=72 if blocks_k // warps <= 6 else 128,
+        queues=True,
         passes=(
             Pass(
                 num_dependent_loads=1,

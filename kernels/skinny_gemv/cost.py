@@ -191,6 +191,7 @@ def _tiled(
         ),
         max_blocks_per_sm=2048 // config.threads,
         registers_per_thread=64 if config.is_mma else 48,
+        queues=True,
         passes=(multiply,),
         sent_bytes_per_peer=sent_bytes_per_peer,
     )
