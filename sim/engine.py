@@ -130,6 +130,7 @@ class _Engine:
             Barrier.NONE: 0,
             Barrier.CLUSTER: picoseconds(machine.cluster_sync_s),
             Barrier.GRID: picoseconds(machine.grid_barrier_s),
+            Barrier.LAUNCH: self.tail_ps + self.flush_ps + self.launch_ps + self.entry_ps,
         }
 
     # -- launch queue -----------------------------------------------------------------------------------------
@@ -205,7 +206,9 @@ class _Engine:
 
         # Dependency: the stream's predecessor, unless all data comes through buffers that peers fill.
         polls = tuple(index for index in call.receives if index != call.index)
-        needed = [previous] if previous is not None and call.launch != "graph" and not polls else []
+        # A late trigger comes after the wait on the predecessor, and before the polling where there is some.
+        late = call.trigger == "wait"
+        needed = [previous] if previous is not None and call.launch != "graph" and (late or not polls) else []
         if not launches:
             needed += [self.states[rank, index] for index in call.after]
         last: _State | None = None
@@ -219,10 +222,12 @@ class _Engine:
             self.span(run, Phase.DEPENDENCY, last.run.index, last.run.end_ps)
             settle_ps = self.flush_ps if launches else self.handoff_ps
             phase = Phase.RELEASE if launches else Phase.REDUCE
-            left_ps = last.run.end_ps + settle_ps - int(env.now)
+            left_ps = last.run.end_ps + settle_ps + gpu.memory.queueing_ps() - int(env.now)
             if left_ps > 0 and not last.is_host:
                 yield env.timeout(left_ps)
                 self.span(run, phase, last.run.index, last.run.end_ps)
+        if late:
+            self.trigger(state)
         for index in polls:
             sender = self.program.calls[index]
             causes.append(self.states[rank, index].run.index)
@@ -248,7 +253,7 @@ class _Engine:
             begun_ps = int(env.now)
         if launches and self.tail_ps:
             # Stragglers and stores. A task's are part of its counter.
-            yield env.timeout(round(pace * self.tail_ps))
+            yield env.timeout(round(pace * self.tail_ps) + gpu.memory.queueing_ps())
             self.span(run, Phase.DRAIN, -1, -1)
         if call.sends and not both_ways:
             sent_ps = int(env.now)
@@ -355,12 +360,14 @@ class _Engine:
         """What the blocks of a pass can draw, at the kernel's pace."""
         blocks = one.num_blocks or room.work.num_blocks
         limit = room.gpu.memory.limit(
-            blocks, min(blocks, room.resident_blocks), room.work.bytes_in_flight_per_block
+            blocks, min(blocks, room.resident_blocks), room.work.bytes_in_flight_per_block, queues=room.work.queues
         )
         if room.pace == 1.0:
             return limit
         return StreamLimit(
-            max(1, round(limit.hbm_bytes_per_us / room.pace)), max(1, round(limit.l2_bytes_per_us / room.pace))
+            max(1, round(limit.hbm_bytes_per_us / room.pace)),
+            max(1, round(limit.l2_bytes_per_us / room.pace)),
+            limit.queue_bytes,
         )
 
     def start_early(self, room: _Room, one: Pass) -> _Stream | None:
@@ -513,7 +520,9 @@ class _Engine:
         self.span(
             run, Phase.PEERS, sender.run.index, sender.sent_ps, arrival_ps=exchange.visible_ps[rank]
         )
-        left_ps = complete_ps + self.visibility_ps - int(env.now)
+        # A store, the last look that came too early, and the one that found it.
+        trips_ps = 3 * gpu.memory.queueing_ps()
+        left_ps = complete_ps + self.visibility_ps + trips_ps - int(env.now)
         if left_ps > 0:
             yield env.timeout(left_ps)
             self.span(
