@@ -386,8 +386,13 @@ class _Engine:
             if not waiting and stream.through is not None:
                 stream.through.succeed()
 
+        # Asked for from now on, though the first bytes take their time.
+        asked_bytes = min(budget, sum(read.num_bytes for read in reads), limit.queue_bytes)
+        gpu.memory.asked_bytes += asked_bytes
+
         def begin(_: simpy.Event) -> None:
             nonlocal waiting
+            gpu.memory.asked_bytes -= asked_bytes
             left = budget
             for read in reads:
                 num_bytes = min(left, read.num_bytes)
@@ -520,8 +525,8 @@ class _Engine:
         self.span(
             run, Phase.PEERS, sender.run.index, sender.sent_ps, arrival_ps=exchange.visible_ps[rank]
         )
-        # A store, the last look that came too early, and the one that found it.
-        trips_ps = 3 * gpu.memory.queueing_ps()
+        # A store, and the look that finds it.
+        trips_ps = 2 * gpu.memory.queueing_ps()
         left_ps = complete_ps + self.visibility_ps + trips_ps - int(env.now)
         if left_ps > 0:
             yield env.timeout(left_ps)
