@@ -12,14 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.decode import DecodeOptions, case_of, table_cases
-from k3sim.calibrate.validate import (
-    Row,
-    kernel_rows,
-    layer_rows,
-    own_kernel_rows,
-    skewed_routing_rows,
-    step_rows,
-)
+from k3sim.calibrate.own_kernels import cublas_rows, own_kernel_rows
+from k3sim.calibrate.own_steps import StageRow, own_stage_rows, own_step_rows
+from k3sim.calibrate.validate import Row, kernel_rows, layer_rows, skewed_routing_rows, step_rows
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.program import build_program
 from k3sim.sim.waits import Part
@@ -133,6 +128,24 @@ def decode_parts() -> str:
             stages = ", ".join(f"{row['stage']} {row['us']:,.0f}" for row in most)
             lines.append(f"| {part.word} | {us:,.1f} | {100 * us / total:.1f} % | {stages} |")
     lines.append(f"| step, profiled | {total:,.1f} | | |")
+
+
+def stage_table(rows: list[StageRow]) -> str:
+    """Stages of the main stream, the largest share of the gap first."""
+    lines = [
+        "| Stage | Kernels | Measured us | Predicted us | Measured step us | Predicted step us | Of the gap us |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+
+    def gap_us(row: StageRow) -> float:
+        return row.count * (row.measured_increment_us - row.predicted_increment_us)
+
+    for row in sorted(rows, key=gap_us, reverse=True):
+        if row.stream == "main":
+            lines.append(
+                f"| {row.stage} | {row.count} | {row.measured_duration_us:.2f} | {row.predicted_duration_us:.2f} | "
+                f"{row.measured_increment_us:.2f} | {row.predicted_increment_us:.2f} | {gap_us(row):+.0f} |"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -148,6 +161,9 @@ def rewritten(page: str) -> str:
         "decode switches": decode_switches(),
         "decode rank": decode_rank(),
         "decode parts": decode_parts(),
+        "cublas": table(cublas_rows(), "us"),
+        "own steps": table(own_step_rows(), "ms"),
+        "own stages": stage_table(own_stage_rows()),
     }
     for name, text in tables.items():
         begin, end = f"<!-- {name}: written by docs/measurements_tables.py -->\n", f"<!-- {name}: end -->\n"

@@ -9,9 +9,9 @@ region, what survives other traffic falls linearly, ``(capacity - traffic) / reg
 survived 60 MB on GB200 (k3opt design plan, 2026-09) fit the same rule.
 
 A dependent load waits behind the traffic of HBM only near its ceiling: on H200 an L2 hit takes 0.20 us beside a
-stream at 94 % of it, 0.52 at 100 %. Beyond, what has been asked for queues, and every L2 hit of others waits for a share
-of the queue: 0.53 us with 64 KiB in flight on each SM, 1.06 with 128 KiB, both 0.29 of the time by which the queue is
-longer than the 0.59 us that it takes to keep HBM busy. A ring that is filled early is such a queue.
+stream at 94 % of it, 0.52 at 100 %. Beyond, what has been asked for queues, and every L2 hit of others waits for a
+share of the queue: 0.53 us with 64 KiB in flight on each SM, 1.06 with 128 KiB, both 0.29 of the time by which the
+queue is longer than the 0.59 us that it takes to keep HBM busy. A ring that is filled early is such a queue.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ class Memory:
             {HBM: bytes_per_us(machine.hbm_read_bytes_per_s), L2: bytes_per_us(machine.l2_read_bytes_per_s)},
         )
         self.l2 = L2Residency(int(machine.l2_effective_bytes))
+        self.asked_bytes = 0  # of rings whose first bytes are still under way
         self._claimed: dict[str, int] = {}  # bytes of a region that kernels have asked for: no prefetch repeats them
         # A block goes on when its slowest line is there, and that lies in the far partition.
         self._idle_latency_ps = picoseconds(machine.l2_far_latency_s)
@@ -139,7 +140,7 @@ class Memory:
 
     def queueing_ps(self) -> int:
         """What a trip to L2 takes longer now, behind what kernels have asked for at once."""
-        queued_bytes = self._ports.queued_bytes()
+        queued_bytes = self._ports.queued_bytes() + self.asked_bytes
         if not queued_bytes:
             return 0
         queue_ps = queued_bytes * 1_000_000 // bytes_per_us(self._machine.hbm_read_bytes_per_s)
