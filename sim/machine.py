@@ -186,6 +186,11 @@ def load_machine(name_or_path: str) -> Machine:
     return _read(_SHIPPED / f"{name}.json")
 
 
+def profile_path(name: str) -> Path:
+    """File of the shipped profile of that name."""
+    return _SHIPPED / f"{name}.json"
+
+
 def describe(machine: Machine) -> list[dict[str, object]]:
     """One row a field, in the order of the profile: field, value, unit, kind, low, high, source.
 
