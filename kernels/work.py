@@ -30,6 +30,7 @@ class Barrier(str, Enum):
     NONE = "none"
     CLUSTER = "cluster"
     GRID = "grid"
+    LAUNCH = "launch"  # the rest is a kernel of its own, behind a plain graph edge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,7 @@ class Work:
     bytes_in_flight_per_block: int
     max_blocks_per_sm: int  # register limit
     passes: tuple[Pass, ...]
+    registers_per_thread: int = 0  # as allocated; 0 where they are not known, and then they take no room
     sent_bytes_per_peer: int = 0  # payload each peer receives
     prefetches: bool = False  # its reads only fill L2, for kernels that ask for the same regions later
 

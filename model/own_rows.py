@@ -14,6 +14,7 @@ at the tail for the next mixer's. A table that moves a fork or a join must keep 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from k3sim.model.path_rows import (
     ALL_REDUCE,
@@ -27,7 +28,6 @@ from k3sim.model.path_rows import (
     ROUTE,
     ROWS,
     SELECT,
-    SELECT_EXPERTS,
     SIZE,
     TAIL,
     WELD,
@@ -40,6 +40,8 @@ NEXT_PART: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "sources"
 GATHERED: dict[str, int | str] = {"rows": "rows", "hidden": "hidden"}
 WHOLE_ROW: dict[str, int | str] = {"rows": "rows", "width": "hidden"}
 LAUNCHED: dict[str, object] = {"launch": "pdl", "trigger": "start"}
+# Late triggers, in front of the kernels that read and write before their wait (docs/kernels.md).
+LATE: dict[str, Any] = {"launch": "pdl", "trigger": "wait"}
 
 OWN_START_ROWS = (
     _row("embed.lookup", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, off=(WELD,)),
@@ -66,15 +68,15 @@ def _output_projection(mixer: str) -> tuple[Row, ...]:
         _row(weight, "cublas.gemm", ROWS, weights=(weight,), off=(WELD,)),
         _row(f"{mixer}.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(WELD,), sends="attention",
              receives=("attention",)),
-        _row(weight, "proj_allreduce.produce", ROWS, weights=(weight,), on=(WELD,), sends="attention",
-             after=("attn_res.part_ffn",), **EARLY),
+        _row(weight, "proj_allreduce.produce_whole", ROWS, weights=(weight,), on=(WELD,), sends="attention",
+             after=("attn_res.part_ffn",), **LATE),
     )  # fmt: skip
 
 
 OWN_KDA_ROWS = (
     *BEFORE_MIXER,
     _row("kda.in_proj", "cublas.gemm", ROWS, weights=("kda.in_proj",), off=(SIZE,)),
-    _row("kda.in_proj", "skinny_gemv.ring", ROWS, weights=("kda.in_proj",), on=(SIZE,), **EARLY),
+    _row("kda.in_proj", "skinny_gemv.tiled", ROWS, weights=("kda.in_proj",), on=(SIZE,), **EARLY),
     _row("kda.f_b", "cublas.gemm", ROWS, weights=("kda.f_b",), off=(SIZE,)),
     _row("kda.conv", "unfused.conv_update",
          {"rows": "rows", "conv_state_bytes": "kda_conv_state_bytes", "conv_weight_bytes": "kda_conv_weight_bytes"},
@@ -93,7 +95,7 @@ OWN_MLA_ROWS = (
     *BEFORE_MIXER,
     _row("mla.gate", "cublas.gemm", ROWS, weights=("mla.gate",), off=(SIZE,), stream="aux", after=("attn_res.mixer",)),
     _row("mla.qkv_a", "cublas.gemm", ROWS, weights=("mla.qkv_a",), off=(SIZE,)),
-    _row("mla.qkv_a_gate", "skinny_gemv.ring", ROWS, weights=("mla.qkv_a", "mla.gate"), on=(SIZE,), **EARLY),
+    _row("mla.qkv_a_gate", "skinny_gemv.tiled", ROWS, weights=("mla.qkv_a", "mla.gate"), on=(SIZE,), **EARLY),
     _row("mla.norms", "unfused.norm", {"rows": "rows", "width": 2048}, off=(SIZE,)),
     _row("mla.q_b", "cublas.gemm", ROWS, weights=("mla.q_b",), off=(SIZE,)),
     _row("mla.absorb", "cublas.batched_gemm", ROWS, weights=("mla.w_uk",), off=(SIZE,)),
@@ -115,18 +117,18 @@ OWN_MLA_ROWS = (
 
 BEFORE_OWN_FFN = (
     _row("attn_res.ffn", "attn_res.combine", MIX, off=(WELD,), **LAUNCHED),
-    _row("attn_res.ffn", "attn_res.consume", PARTIAL_SUMS, on=(WELD,), receives=("attention",), **EARLY),
+    _row("attn_res.ffn", "proj_allreduce.consume", PARTIAL_SUMS, on=(WELD,), receives=("attention",), **EARLY),
 )
 
 OWN_DENSE_ROWS = (
     *BEFORE_OWN_FFN,
     _row("dense.gate_up", "cublas.gemm", ROWS, weights=("dense.gate_up",), off=(SIZE,)),
     _row("dense.situ", "unfused.elementwise", {"rows": "rows", "width": "dense_width"}, off=(SIZE,)),
-    _row("dense.gate_up", "skinny_gemv.ring", ROWS, weights=("dense.gate_up",), on=(SIZE,), **EARLY),
+    _row("dense.gate_up", "skinny_gemv.tiled_situ", ROWS, weights=("dense.gate_up",), on=(SIZE,), **EARLY),
     _row("dense.down", "cublas.gemm", ROWS, weights=("dense.down",), off=(WELD,)),
     _row("dense.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(WELD,), sends="ffn", receives=("ffn",)),
-    _row("dense.down", "proj_allreduce.produce", ROWS, weights=("dense.down",), on=(WELD,), sends="residual",
-         after=("attn_res.part_mixer",), **EARLY),
+    _row("dense.down", "proj_allreduce.produce_whole", ROWS, weights=("dense.down",), on=(WELD,), sends="residual",
+         after=("attn_res.part_mixer",), **LATE),
 )  # fmt: skip
 
 OWN_MOE_ROWS = (
@@ -134,16 +136,16 @@ OWN_MOE_ROWS = (
     _row("moe.router", "cublas.gemm", ROWS, weights=("moe.router",), off=(ROUTE,)),
     _row("moe.latent_down", "cublas.gemm", ROWS, weights=("moe.latent_down",), off=(ROUTE,), stream="aux",
          after=("attn_res.ffn",)),
-    _row("moe.front", "skinny_gemv.ring_push", {"rows": "rows", "sent_bytes_per_row": "front_bytes"},
+    _row("moe.front", "skinny_gemv.tiled_push", {"rows": "rows", "sent_bytes_per_row": "front_bytes"},
          weights=("moe.router_shard", "moe.latent_down_shard"), on=(ROUTE,), sends="route", **EARLY),
     _row("moe.shared_gate_up", "cublas.gemm", ROWS, weights=("moe.shared_gate_up",), off=(SIZE,), stream="aux",
          after=("attn_res.ffn",)),
     _row("moe.shared_situ", "unfused.elementwise", {"rows": "rows", "width": "shared_width"}, off=(SIZE,),
          stream="aux"),
     _row("moe.shared_down", "cublas.gemm", ROWS, weights=("moe.shared_down",), off=(SIZE,), stream="aux"),
-    _row("moe.shared_gate_up", "skinny_gemv.ring", ROWS, weights=("moe.shared_gate_up",), on=(SIZE,), stream="aux",
+    _row("moe.shared_gate_up", "skinny_gemv.tiled_situ", ROWS, weights=("moe.shared_gate_up",), on=(SIZE,), stream="aux",
          after=("attn_res.ffn",), trigger="start"),
-    _row("moe.shared_down", "skinny_gemv.ring", ROWS, weights=("moe.shared_down",), on=(SIZE,), stream="aux",
+    _row("moe.shared_down", "skinny_gemv.tiled", ROWS, weights=("moe.shared_down",), on=(SIZE,), stream="aux",
          **EARLY),
     _row("moe.routing", "router_topk.select", SELECT, off=(ROUTE,), **LAUNCHED),
     # Not released early: blocks of the experts, one an SM, would keep the shared experts out until the selection is
@@ -155,12 +157,14 @@ OWN_MOE_ROWS = (
          off=(SIZE,), after=("moe.latent_down",), **LAUNCHED),
     _row("moe.experts_2", "expert_gemv.down", EXPERTS, weights=("moe.expert_w2",),
          off=(SIZE,), **LAUNCHED),
-    _row("moe.experts", "expert_gemv.block", {**SELECT_EXPERTS, "selects": 0},
+    _row("moe.experts", "expert_gemv.persistent", {**EXPERTS, "width": "expert_width"},
          weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE,), after=("moe.latent_down",), **LAUNCHED),
     _row("moe.tail_send", "latent_tail.send", {**TAIL, "expert_rows": 1}, after=("moe.shared_down",), sends="latent",
          **EARLY),
-    _row("moe.latent_up", "latent_tail.up_after_sum", TAIL, weights=("moe.latent_up_shard",), receives=("latent",),
-         sends="residual", **EARLY),
+    _row("moe.latent_up", "latent_tail.up_cluster", TAIL, weights=("moe.latent_up_shard",), on=(WELD,),
+         receives=("latent",), sends="residual", **LATE),
+    _row("moe.latent_up", "latent_tail.up_cluster", TAIL, weights=("moe.latent_up_shard",), off=(WELD,),
+         receives=("latent",), sends="residual", **EARLY),
     _row("moe.tail_collect", "latent_tail.collect", WHOLE_ROW, off=(WELD,), receives=("residual",), **LAUNCHED),
 )
 
@@ -171,7 +175,7 @@ OWN_HEAD_ROWS = (
     _row("head.logits", "unfused.gather", {"rows": "rows", "width": "vocab", "ranks": "ranks"}, off=(ROUTE,),
          sends="logits", receives=("logits",)),
     _row("head.sample", "unfused.argmax", {"rows": "rows", "width": "vocab"}, off=(ROUTE,)),
-    _row("head.lm_head", "skinny_gemv.ring", ROWS, weights=("lm_head",), on=(ROUTE,), **EARLY),
+    _row("head.lm_head", "skinny_gemv.tiled", ROWS, weights=("lm_head",), on=(ROUTE,), **EARLY),
     _row("head.top_k", "lm_head.select", {"rows": "rows"}, on=(ROUTE,), **EARLY),
     _row("head.sample", "unfused.sample", {"rows": "rows", "ranks": "ranks"}, on=(ROUTE,), sends="candidates",
          receives=("candidates",)),

@@ -40,7 +40,8 @@ class Row:
         ``task``: a task of a persistent program: no launch, a counter instead of a completion.
         ``host``: launched by the host, outside the graph.
     trigger
-        when a PDL successor may start: at this kernel's ``start``, after its last ``stream``, or at its ``end``.
+        when a PDL successor may start: at this kernel's ``start``, after its ``wait`` on its stream's predecessor and
+        before it polls, after its last ``stream``, or at its ``end``.
     after
         stages of other streams it waits for (the most recent call of each).
     sends, receives, transport

@@ -130,6 +130,7 @@ class _Engine:
             Barrier.NONE: 0,
             Barrier.CLUSTER: picoseconds(machine.cluster_sync_s),
             Barrier.GRID: picoseconds(machine.grid_barrier_s),
+            Barrier.LAUNCH: self.tail_ps + self.flush_ps + self.launch_ps + self.entry_ps,
         }
 
     # -- launch queue -----------------------------------------------------------------------------------------
@@ -205,7 +206,9 @@ class _Engine:
 
         # Dependency: the stream's predecessor, unless all data comes through buffers that peers fill.
         polls = tuple(index for index in call.receives if index != call.index)
-        needed = [previous] if previous is not None and call.launch != "graph" and not polls else []
+        # A late trigger comes after the wait on the predecessor, and before the polling where there is some.
+        late = call.trigger == "wait"
+        needed = [previous] if previous is not None and call.launch != "graph" and (late or not polls) else []
         if not launches:
             needed += [self.states[rank, index] for index in call.after]
         last: _State | None = None
@@ -223,6 +226,8 @@ class _Engine:
             if left_ps > 0 and not last.is_host:
                 yield env.timeout(left_ps)
                 self.span(run, phase, last.run.index, last.run.end_ps)
+        if late:
+            self.trigger(state)
         for index in polls:
             sender = self.program.calls[index]
             causes.append(self.states[rank, index].run.index)

@@ -14,7 +14,7 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +189,23 @@ def load_machine(name_or_path: str) -> Machine:
 def profile_path(name: str) -> Path:
     """File of the shipped profile of that name."""
     return _SHIPPED / f"{name}.json"
+
+
+def looped_back(machine: Machine) -> Machine:
+    """``machine`` whose one GPU stands for all ranks: what it pushes lands in slots of its own memory.
+
+    Stores cross L2 and another SM polls them there, which is what a hand-over by a counter costs; nobody is late.
+    """
+    return replace(
+        machine,
+        nvlink_domain_gpus=1024,
+        nvlink_multicast=False,
+        nvlink_one_way_s=0.0,
+        nvlink_visibility_s=machine.counter_handoff_s,
+        nvlink_egress_bytes_per_s=machine.l2_read_bytes_per_s,
+        nvlink_ingress_bytes_per_s=machine.l2_read_bytes_per_s,
+        rank_skew_relative_sd=0.0,
+    )
 
 
 def describe(machine: Machine) -> list[dict[str, object]]:

@@ -9,7 +9,6 @@ selects the experts, with a grid barrier between the two matrices.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from k3sim.kernels.router_topk.cost import selection
 from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
@@ -92,25 +91,75 @@ def gemm2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: i
 def gate_up(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int) -> Work:
     """First product of ``expert_gemv`` as a launch of its own: 128 blocks, each an eighth of one expert."""
     (w13,) = weights
-    return _own_launch(w13, MAX_BLOCKS, rows * top_k / _num_experts(distinct_milli))
+    return _own_launch(w13, MAX_BLOCKS, rows, top_k, distinct_milli)
 
 
 def down(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int) -> Work:
     """Second product with the weighted sum: 112 blocks, each 32 outputs over all experts."""
     (w2,) = weights
-    return _own_launch(w2, OWN_DOWN_BLOCKS, rows * top_k / _num_experts(distinct_milli))
+    return _own_launch(w2, OWN_DOWN_BLOCKS, rows, top_k, distinct_milli)
 
 
-def _own_launch(weight: Weight, num_blocks: int, rows_per_expert: float) -> Work:
-    """Ids, then weights: nothing is read before the wait. mma.sync has no set-up; one meeting of the warps a row."""
-    one = _pass(weight, rows_per_expert, num_blocks, num_tensor_core_setups=0)
+def _own_launch(weight: Weight, num_blocks: int, rows: int, top_k: int, distinct_milli: int) -> Work:
+    """Ids, then weights: nothing is read before the wait. Row by row, each ending with a meeting of the warps."""
+    num_bytes = round(weight.num_bytes * top_k * 1000 / distinct_milli)
+    passes = tuple(
+        Pass(
+            num_address_loads=0 if row else 2,
+            num_dependent_loads=1,
+            reads=(Read(region=f"{weight.region}/{row}", num_bytes=num_bytes, early=row > 0),),
+            flops=2.0 * OWN_SLOTS_PER_WEIGHT * num_bytes * 8 / BITS_PER_WEIGHT,
+            num_block_reductions=1,
+        )
+        for row in range(rows)
+    )
     return Work(
         num_blocks=num_blocks,
         threads_per_block=544,
         smem_bytes_per_block=OWN_RING_BYTES,
         bytes_in_flight_per_block=OWN_RING_BYTES,
         max_blocks_per_sm=1,
-        passes=(replace(one, num_block_reductions=1),),
+        registers_per_thread=80,
+        passes=passes,
+    )
+
+
+# Issue slots a weight of the kernel of this folder: of eight weights a lane, 11 integer instructions, their share of
+# an MMA, of a load from shared memory and of the scales (kernel.py).
+OWN_SLOTS_PER_WEIGHT = 1.75
+
+
+def persistent(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, width: int) -> Work:
+    """Both products in the launch of this folder, row by row: an expert that two rows chose is read twice.
+
+    One stream of bulk copies behind the ids, all gate and up of the rows, then all down: it does not stop between the
+    products, where hidden vectors go through L2 to all blocks. A row ends with a meeting of the warps.
+    """
+    passes: list[Pass] = []
+    share = top_k * 1000 / distinct_milli  # of the distinct experts, those of one row
+    for weight, num_blocks in zip(weights, (MAX_BLOCKS, OWN_DOWN_BLOCKS), strict=True):
+        for row in range(rows):
+            num_bytes = round(weight.num_bytes * share)
+            first = not passes
+            passes.append(
+                Pass(
+                    num_blocks=num_blocks,
+                    # Ids and the table of slots, then addresses; a row's x, or the hidden vector that is polled.
+                    num_address_loads=2 if first else 0,
+                    num_dependent_loads=1 if weight is weights[0] or row else 3,
+                    reads=(Read(region=f"{weight.region}/{row}", num_bytes=num_bytes, early=not first),),
+                    flops=2.0 * OWN_SLOTS_PER_WEIGHT * num_bytes * 8 / BITS_PER_WEIGHT,
+                    num_block_reductions=1,
+                )
+            )
+    return Work(
+        num_blocks=MAX_BLOCKS,
+        threads_per_block=544,
+        smem_bytes_per_block=OWN_RING_BYTES + 8 * 1024,
+        bytes_in_flight_per_block=OWN_RING_BYTES,
+        max_blocks_per_sm=1,
+        registers_per_thread=96,
+        passes=tuple(passes),
     )
 
 

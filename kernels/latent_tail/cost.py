@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from k3sim.kernels.skinny_gemv.cost import column_pair, ring
-from k3sim.kernels.work import Barrier, Pass, Work
+from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
@@ -82,6 +82,43 @@ def up_after_sum(weights: Sequence[Weight], *, rows: int, hidden: int, latent: i
     )
     multiply = replace(work.passes[0], num_dependent_loads=0, input_bytes_per_block=0)
     return replace(work, passes=(total, multiply))
+
+
+UP_OUTPUTS = 8  # of a block of ``up_cluster``
+
+
+def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int) -> Work:
+    """``up_after_sum`` as the project runs it: the weights in registers before the wait, the sum over a cluster.
+
+    A block sums an eighth of the latent, four rows at a time, and sends it to its cluster; products, the sum over
+    warps, the shared experts' slots; the peers' addresses are read when the sums are there.
+    """
+    (one,) = weights
+    return Work(
+        num_blocks=one.num_outputs // UP_OUTPUTS,
+        threads_per_block=256,
+        smem_bytes_per_block=rows * (2 * latent + 64 + 16 * ranks + 80) + -(-rows // 8) * 2048 + 1024,
+        bytes_in_flight_per_block=UP_OUTPUTS * latent * BF16_BYTES,
+        max_blocks_per_sm=1,
+        registers_per_thread=184,
+        passes=(
+            Pass(
+                num_dependent_loads=-(-rows // 4),
+                input_bytes_per_block=rows * ranks * latent * BF16_BYTES // CLUSTER_BLOCKS,
+                num_block_reductions=1,
+                barrier=Barrier.CLUSTER,
+                num_barriers=1,
+            ),
+            Pass(
+                reads=(Read(region=one.region, num_bytes=one.num_bytes, early=True),),
+                flops=2.0 * -(-rows // 8) * 16 * one.num_outputs * one.depth,
+                unit=Unit.BF16,
+                num_block_reductions=1,
+            ),
+            Pass(num_dependent_loads=1),
+        ),
+        sent_bytes_per_peer=rows * one.num_outputs * BF16_BYTES,
+    )
 
 
 def collect(weights: Sequence[Weight], *, rows: int, width: int) -> Work:

@@ -1,7 +1,8 @@
 """Cost of an output projection whose epilogue pushes partial rows into every peer's buffer.
 
-The consumer is ``attn_res.consume``: it polls the slots, sums them in rank order, adds the residual, combines
-the attention residual and normalises. ``consume_gathered`` is the kernel that polls one row instead.
+``produce`` is the public form, whose consumer is ``attn_res.consume``. ``produce_whole``, ``consume`` and
+``consume_gathered`` are the kernels of this folder: the whole matrix is requested at once, straight into registers,
+and one exchange over the cluster serves logit and norm. ``consume_gathered`` polls one row instead of a slot a rank.
 """
 
 from __future__ import annotations
@@ -9,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from k3sim.kernels.attn_res.cost import consume
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES, ring
-from k3sim.kernels.work import Work
+from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
+
+
+TILE = 16  # outputs of a block of ``produce_whole``
+CLUSTER_BLOCKS = 8
+MAX_BLOCKS_K = 12  # 32-wide blocks along K whose weights a thread holds
 
 
 def produce(weights: Sequence[Weight], *, rows: int) -> Work:
@@ -20,7 +25,62 @@ def produce(weights: Sequence[Weight], *, rows: int) -> Work:
     return ring(weights, rows=rows, sent_bytes_per_peer=rows * weights[0].num_outputs * BF16_BYTES)
 
 
+def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
+    """16 outputs a block, its weights in registers before the wait; then x, the products, and a chunk a thread sent.
+
+    The address of a chunk's peer is read when the sums are there.
+    """
+    (one,) = weights
+    blocks_k = one.depth // 32
+    warps = next(n for n in (4, 6, 8, 12) if blocks_k % n == 0 and blocks_k // n <= MAX_BLOCKS_K)
+    num_blocks = one.num_outputs // TILE
+    return Work(
+        num_blocks=num_blocks,
+        threads_per_block=32 * warps,
+        smem_bytes_per_block=rows * (2 * one.depth + 64) + warps * -(-rows // 8) * 8 * TILE * 4 + 1024,
+        bytes_in_flight_per_block=one.num_bytes // num_blocks,
+        max_blocks_per_sm=16,
+        registers_per_thread=72 if blocks_k // warps <= 6 else 128,
+        passes=(
+            Pass(
+                num_dependent_loads=1,
+                input_bytes_per_block=rows * one.depth * BF16_BYTES,
+                reads=(Read(region=one.region, num_bytes=one.num_bytes, early=True),),
+                flops=2.0 * -(-rows // 8) * 8 * one.num_outputs * one.depth,
+                unit=Unit.BF16,
+                num_block_reductions=1,
+            ),
+            Pass(num_dependent_loads=1),
+        ),
+        sent_bytes_per_peer=rows * one.num_outputs * BF16_BYTES,
+    )
+
+
+def consume(weights: Sequence[Weight], *, rows: int, hidden: int, slots: int) -> Work:
+    """Sum of ``slots`` rows, residual, mix with the prepared snapshot part, norm: eight blocks a row."""
+    row_bytes = hidden * BF16_BYTES
+    return Work(
+        num_blocks=CLUSTER_BLOCKS * rows,
+        threads_per_block=hidden // 64,
+        smem_bytes_per_block=2048,
+        bytes_in_flight_per_block=16 * 1024,
+        max_blocks_per_sm=4,
+        registers_per_thread=128 if slots > 1 else 64,
+        passes=(
+            Pass(
+                num_dependent_loads=1,
+                # Residual and snapshot part were loaded before the polling.
+                input_bytes_per_block=slots * row_bytes // CLUSTER_BLOCKS,
+                reads=(Read(region="", num_bytes=3 * row_bytes, early=True),),
+                num_block_reductions=1,
+                barrier=Barrier.CLUSTER,
+                num_barriers=1,
+            ),
+        ),
+    )
+
+
 def consume_gathered(weights: Sequence[Weight], *, rows: int, hidden: int) -> Work:
-    """One gathered row; as many blocks again empty the tail's slots, and one exchange serves logit and norm."""
+    """One gathered row; as many blocks again empty the tail's slots."""
     work = consume(weights, rows=rows, hidden=hidden, slots=1)
-    return replace(work, num_blocks=2 * work.num_blocks, passes=work.passes[:1])
+    return replace(work, num_blocks=2 * work.num_blocks)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from k3sim.errors import UserError
 
+TABLE = Path(__file__).parent / "h200.json"
 MAX_ROWS = 16
 MAX_PEERS = 16
 CHUNK = 8  # bf16 values of one 16-byte access
@@ -190,6 +194,15 @@ SHARED_RING_BYTES = 104 * 1024
 # Where a block streams several rings, a deep ring for itself is worth more than an early successor (h200.json).
 WHOLE_RING_BYTES = 200 * 1024
 WHOLE_FROM_BYTES = 300 * 1024
+
+
+@functools.cache
+def measured_tilings() -> dict[tuple[int, int], dict[int, Tiling]]:
+    """The table of the H200: by (N, K), then by the most rows that a tiling serves, ascending."""
+    table: dict[tuple[int, int], dict[int, Tiling]] = {}
+    for one in sorted(json.loads(TABLE.read_text())["entries"], key=lambda one: one["rows"]):
+        table.setdefault((one["num_outputs"], one["depth"]), {})[one["rows"]] = Tiling(**one["tiling"])
+    return table
 
 
 def rule_tiling(*, num_outputs: int, depth: int, rows: int, paired: bool = False, num_sms: int = 132) -> Tiling:

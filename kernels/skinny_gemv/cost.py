@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from k3sim.kernels.skinny_gemv.configuration import Epilogue, GemvConfiguration, measured_tilings, rule_tiling
 from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
@@ -140,3 +141,67 @@ def resident_after_combine(weights: Sequence[Weight], *, rows: int, hidden: int)
     )
     multiply = replace(work.passes[0], num_dependent_loads=0, input_bytes_per_block=0)
     return replace(work, passes=(combine, multiply, *work.passes[1:]))
+
+
+def _tiled(
+    weights: Sequence[Weight], rows: int, *, paired: bool = False, fp32_out: bool = False, sent_bytes_per_peer: int = 0
+) -> Work:
+    """The kernel of this folder with the tiling that it runs on an H200: ``h200.json``, or the rule beside it."""
+    num_outputs, depth = sum(one.num_outputs for one in weights), weights[0].depth
+    tilings = {} if paired else measured_tilings().get((num_outputs, depth), {})
+    tiling = next((one for most_rows, one in tilings.items() if rows <= most_rows), None)
+    config = GemvConfiguration(
+        num_outputs=num_outputs,
+        depth=depth,
+        rows=rows,
+        fp32_out=fp32_out,
+        epilogue=Epilogue.SITU_GLU if paired else Epilogue.NONE,
+        tiling=tiling or rule_tiling(num_outputs=num_outputs, depth=depth, rows=rows, paired=paired),
+    )
+    num_blocks = config.tiling.num_tiles * config.tiling.split
+    # A slot of the mma form's ring holds x beside the weights.
+    weights_share = 1.0
+    if config.is_mma:
+        row_tiles = config.tiling.rows_per_stage // 8
+        weights_share = row_tiles / (row_tiles + config.column_tiles)
+    multiply = Pass(
+        num_dependent_loads=1,
+        input_bytes_per_block=rows * config.slice_depth * BF16_BYTES,
+        reads=_reads(weights, early=True),
+        flops=(
+            sum(2.0 * 8 * config.column_tiles * 2 * one.num_outputs * one.depth for one in weights)
+            if config.is_mma
+            else _flops(weights, rows)
+        ),
+        unit=Unit.BF16 if config.is_mma else Unit.CUDA_CORE,
+        num_block_reductions=1,
+        barrier=Barrier.CLUSTER if config.tiling.split > 1 else Barrier.NONE,
+        num_barriers=1 if config.tiling.split > 1 else 0,
+    )
+    return Work(
+        num_blocks=num_blocks,
+        threads_per_block=config.threads,
+        smem_bytes_per_block=config.smem_bytes,
+        bytes_in_flight_per_block=min(
+            int(config.ring_bytes * weights_share), -(-num_outputs * depth * BF16_BYTES // num_blocks)
+        ),
+        max_blocks_per_sm=8,
+        registers_per_thread=64 if config.is_mma else 48,
+        passes=(multiply,),
+        sent_bytes_per_peer=sent_bytes_per_peer,
+    )
+
+
+def tiled(weights: Sequence[Weight], *, rows: int) -> Work:
+    """``skinny_gemv`` as the project runs it."""
+    return _tiled(weights, rows)
+
+
+def tiled_situ(weights: Sequence[Weight], *, rows: int) -> Work:
+    """``tiled`` with SiTU-GLU on paired rows, for which tilings follow from the rule."""
+    return _tiled(weights, rows, paired=True)
+
+
+def tiled_push(weights: Sequence[Weight], *, rows: int, sent_bytes_per_row: int) -> Work:
+    """``tiled`` whose fp32 outputs go to every peer word by word."""
+    return _tiled(weights, rows, fp32_out=True, sent_bytes_per_peer=rows * sent_bytes_per_row)

@@ -10,8 +10,6 @@ Call once before a graph capture: the first call of a configuration compiles.
 from __future__ import annotations
 
 import functools
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,20 +22,11 @@ from k3sim.kernels.skinny_gemv.configuration import (
     Epilogue,
     GemvConfiguration,
     Tiling,
+    measured_tilings,
     rule_tiling,
 )
 
-_TABLE = Path(__file__).parent / "h200.json"
 _WITH_OPERAND = (Epilogue.ADD, Epilogue.SIGMOID_GATE)
-
-
-@functools.cache
-def measured_tilings() -> dict[tuple[int, int], dict[int, Tiling]]:
-    """The table of the H200: by (N, K), then by the most rows that a tiling serves, ascending."""
-    table: dict[tuple[int, int], dict[int, Tiling]] = {}
-    for one in sorted(json.loads(_TABLE.read_text())["entries"], key=lambda one: one["rows"]):
-        table.setdefault((one["num_outputs"], one["depth"]), {})[one["rows"]] = Tiling(**one["tiling"])
-    return table
 
 
 @functools.cache

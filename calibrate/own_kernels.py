@@ -1,0 +1,218 @@
+"""Readings of the project's own kernels on one H200 (``k3sim kernels bench``) beside what their costs say.
+
+A reading is a chain of calls on rotated copies in one CUDA graph, with programmatic dependent launch between them;
+pairs that push and poll are looped back. ``data/h200-kernels.json`` holds the samples. cuBLAS's are those of its peers
+there, in the same chain on plain graph edges.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from k3sim.calibrate.validate import Row
+from k3sim.model.paths import find_path
+from k3sim.model.program import Call, Program, Weight
+from k3sim.sim.engine import simulate
+from k3sim.sim.machine import Machine, load_machine, looped_back
+from k3sim.sim.timeline import PS_PER_US
+
+READINGS = Path(__file__).parent / "data" / "h200-kernels.json"
+LOOPS = 12  # calls of a chain; the first ones are not counted
+WARM_UP = 3
+GEMVS = (
+    (6288, 7168), (3584, 7168), (3216, 7168), (2880, 7168), (2112, 7168), (7168, 1536), (1536, 7168), (896, 7168),
+    (7168, 768), (448, 7168), (1152, 1536), (10240, 7168),
+)  # fmt: skip
+HIDDEN, LATENT = 7168, 3584
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One kernel of a chain."""
+
+    operator: str
+    weights: tuple[tuple[int, int, int], ...] = ()  # outputs, depth, bytes
+    shape: dict[str, int]
+    launch: str = "pdl"
+    trigger: str = "start"
+    sends: str = ""
+    receives: str = ""
+
+
+def bf16(num_outputs: int, depth: int) -> tuple[int, int, int]:
+    return num_outputs, depth, 2 * num_outputs * depth
+
+
+def _experts(width: int) -> tuple[tuple[int, int, int], ...]:
+    num_bytes = 16 * 3 * width * LATENT * 17 // 32  # 4.25 bits a weight
+    return (2 * width, LATENT, num_bytes * 2 // 3), (LATENT, width, num_bytes // 3)
+
+
+def _kda(heads: int, rows: int) -> Link:
+    shape = {
+        "rows": rows,
+        "heads": heads,
+        "state_bytes": heads * 128 * 128 * 4,
+        "conv_state_bytes": heads * 2304,
+        "conv_weight_bytes": heads * 6144,
+    }
+    return Link(operator="kda_decode.cluster", weights=(bf16(heads * 128, 128),), shape=shape)
+
+
+def _attention(heads: int, context: int, kv_row_bytes: int) -> Link:
+    shape = {"rows": 1, "heads": heads, "context": context, "kv_row_bytes": kv_row_bytes, "kv_lora_rank": 512}
+    return Link(operator="mla_decode.split_kv_early", shape=shape)
+
+
+def _welded(ranks: int, depth: int) -> tuple[Link, ...]:
+    return (
+        Link(operator="proj_allreduce.produce_whole", weights=(bf16(HIDDEN, depth),), shape={"rows": 1}, trigger="wait",
+             sends="attention"),
+        Link(operator="proj_allreduce.consume", shape={"rows": 1, "hidden": HIDDEN, "slots": ranks},
+             receives="attention"),
+    )  # fmt: skip
+
+
+ONE_ROW = {"rows": 1}
+SELECTED = {"rows": 1, "top_k": 16, "distinct_milli": 16000}
+UP = {"rows": 1, "hidden": HIDDEN, "latent": LATENT, "ranks": 16}
+
+CHAINS: dict[tuple[str, str], tuple[Link, ...]] = {
+    **{
+        ("skinny_gemv", f"{outputs}x{depth}, 1 row"):
+            (Link(operator="skinny_gemv.tiled", weights=(bf16(outputs, depth),), shape=ONE_ROW),)
+        for outputs, depth in GEMVS
+    },
+    ("mla_decode", "12 heads, 131072 tokens, 1 row, fp8"): (_attention(12, 131072, 576),),
+    ("mla_decode", "12 heads, 8192 tokens, 1 row, fp8"): (_attention(12, 8192, 576),),
+    ("mla_decode", "6 heads, 8192 tokens, 1 row, fp8"): (_attention(6, 8192, 576),),
+    ("mla_decode", "12 heads, 131072 tokens, 1 row, bf16"): (_attention(12, 131072, 1152),),
+    ("mla_decode", "lift_gate, 6 heads, 1 row"): (
+        Link(operator="mla_decode.lift_gate", weights=(bf16(768, 512),), shape={"rows": 1, "kv_lora_rank": 512}),
+    ),
+    ("mla_prep", "6 heads, 1 row, fp8 cache"): (
+        Link(operator="mla_prep.fused", weights=(bf16(1152, 1536), bf16(3072, 128)),
+             shape={"rows": 1, "heads": 6, "kv_row_bytes": 576}),
+    ),
+    ("expert_gemv", "16 experts a row of 384, 1 row"): (
+        Link(operator="expert_gemv.persistent", weights=_experts(384), shape={**SELECTED, "width": 384}),
+    ),
+    ("expert_gemv", "16 experts a row of 192, 1 row"): (
+        Link(operator="expert_gemv.persistent", weights=_experts(192), shape={**SELECTED, "width": 192}),
+    ),
+    ("expert_gemv", "16 experts a row of 192, 1 row, two launches"): (
+        Link(operator="expert_gemv.gate_up", weights=_experts(192)[:1], shape=SELECTED),
+        Link(operator="expert_gemv.down", weights=_experts(192)[1:], shape=SELECTED),
+    ),
+    ("kda_decode", "12 heads, 1 row, fp32 state"): (_kda(12, 1),),
+    ("kda_decode", "6 heads, 1 row, fp32 state"): (_kda(6, 1),),
+    ("kda_decode", "12 heads, 8 rows, fp32 state"): (_kda(12, 8),),
+    ("proj_allreduce", "produce and consume, 16 slots of this GPU, 7168x768, 1 row"): _welded(16, 768),
+    ("proj_allreduce", "produce and consume, 8 slots of this GPU, 7168x1536, 1 row"): _welded(8, 1536),
+    ("router_topk", "push of 280x7168 and gather_topk, 16 shards looped back, 1 row"): (
+        Link(operator="skinny_gemv.tiled_push", weights=(bf16(280, 7168),),
+             shape={"rows": 1, "sent_bytes_per_row": 1120}, sends="route"),
+        Link(operator="router_topk.gather_topk", shape={"rows": 1, "latent": LATENT}, receives="route", trigger="end"),
+    ),
+    ("proj_allreduce", "send, up and consume_gathered, 16 ranks looped back, 1 row"): (
+        Link(operator="latent_tail.send", shape={**UP, "expert_rows": 1}, sends="latent"),
+        Link(operator="latent_tail.up_cluster", weights=(bf16(448, LATENT),), shape=UP, trigger="wait",
+             receives="latent", sends="residual"),
+        Link(operator="proj_allreduce.consume_gathered", shape={"rows": 1, "hidden": HIDDEN}, receives="residual"),
+    ),
+    ("attn_res", "combine of 9 sources, 1 row"): (
+        Link(operator="attn_res.combine", shape={"rows": 1, "hidden": HIDDEN, "sources": 9}),
+    ),
+    ("unfused", "all_reduce, 16 slots of this GPU, 1 row"): (
+        Link(operator="unfused.all_reduce", shape={"rows": 1, "hidden": HIDDEN, "ranks": 16}, trigger="end",
+             sends="sum", receives="sum"),
+    ),
+    ("latent_tail", "up, 16 ranks, 1 row"): (
+        Link(operator="latent_tail.up_cluster", weights=(bf16(448, LATENT),), shape=UP),
+    ),
+}  # fmt: skip
+
+
+def chain_us(links: Sequence[Link], machine: Machine) -> float:
+    """Time of one round of ``links`` in a long graph in which every round reads its own weights (cold L2)."""
+    calls: list[Call] = []
+    for loop in range(LOOPS):
+        sent: dict[str, int] = {}
+        for position, link in enumerate(links):
+            index = len(calls)
+            if link.sends:
+                sent[link.sends] = index
+            weights = tuple(
+                Weight(region=f"{loop}/{position}/{number}", num_outputs=outputs, depth=depth, num_bytes=num_bytes)
+                for number, (outputs, depth, num_bytes) in enumerate(link.weights)
+            )
+            calls.append(
+                Call(
+                    index=index,
+                    layer=loop,
+                    kind="loop",
+                    stage=f"{position}",
+                    operator=link.operator,
+                    weights=weights,
+                    shape=link.shape,
+                    stream="main",
+                    launch=link.launch,
+                    trigger=link.trigger,
+                    after=(),
+                    sends=link.sends,
+                    transport="push",
+                    group_size=16,
+                    receives=(sent[link.receives],) if link.receives in sent else (),
+                )
+            )
+    program = Program(path=find_path("stock"), num_ranks=1, layers=tuple(range(LOOPS)), calls=tuple(calls))
+    timeline = simulate(program, machine)
+    ends = [max(run.end_ps for run in timeline.kernels if run.layer == loop) for loop in range(LOOPS)]
+    return (ends[-1] - ends[WARM_UP - 1]) / (LOOPS - WARM_UP) / PS_PER_US
+
+
+@cache
+def readings() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(READINGS.read_text(encoding="utf-8"))
+    return document
+
+
+def own_kernel_rows() -> list[Row]:
+    """Every reading whose calls the simulator has a cost for, in microseconds a call of the chain."""
+    machine = looped_back(load_machine("h200"))
+    return [
+        Row(
+            label=f"h200: {timing['operator']} {timing['case']}",
+            measured=timing["median_us"],
+            predicted=chain_us(CHAINS[timing["operator"], timing["case"]], machine),
+            source=f"calibrate/data/{READINGS.name}, {timing['date'][:10]}",
+        )
+        for timing in readings()["timings"]
+        if (timing["operator"], timing["case"]) in CHAINS
+    ]
+
+
+def cublas_rows() -> list[Row]:
+    """cuBLAS on the same shapes, on plain graph edges."""
+    machine = looped_back(load_machine("h200"))
+    rows = []
+    for timing in readings()["timings"]:
+        links = CHAINS.get((timing["operator"], timing["case"]), ())
+        for peer in timing["peers"]:
+            if timing["operator"] == "skinny_gemv" and peer["name"] == "cuBLAS":
+                link = Link(operator="cublas.gemm", weights=links[0].weights, shape=ONE_ROW, launch="graph",
+                            trigger="end")
+                rows.append(
+                    Row(
+                        label=f"h200: cuBLAS {timing['case']}",
+                        measured=peer["median_us"],
+                        predicted=chain_us((link,), machine),
+                        source=f"calibrate/data/{READINGS.name}, {timing['date'][:10]}",
+                    )
+                )
+    return rows
