@@ -26,11 +26,11 @@ from typing import Any
 
 from k3sim.calibrate.samples import Run, Sample, SampleFile
 from k3sim.errors import UserError
+from k3sim.sim.intervals import quantiles
 from k3sim.sim.machine import Machine, load_machine, profile_path
 
 SOURCE = "k3sim calibrate/probes.py"
 BOOTSTRAP_DRAWS = 200
-LEVEL = 0.90
 #: Profile of a device by the name that its driver gives.
 PROFILES = {
     "NVIDIA H200": "h200",
@@ -715,18 +715,6 @@ def _l2_size(read: Reader, readers: Sequence[Reader], l2_bytes_per_s: float) -> 
         how="joint",
         left_out_error=max(errors, default=None),
     )
-
-
-def quantiles(ordered: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
-    """Lower and upper bound of the middle ``level`` of sorted draws, by linear interpolation."""
-
-    def at(share: float) -> float:
-        place = share * (len(ordered) - 1)
-        index = min(int(place), len(ordered) - 2)
-        return ordered[index] + (place - index) * (ordered[index + 1] - ordered[index])
-
-    assert len(ordered) > 1
-    return at((1 - level) / 2), at((1 + level) / 2)
 
 
 def rounded(value: float, digits: int) -> float:
