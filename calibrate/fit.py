@@ -51,7 +51,7 @@ class Undetermined(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One case's statement of a value, in SI units."""
+    """One case's statement of a value, in SI units; ``central`` ones give the value."""
 
     label: str
     value: float
@@ -548,26 +548,33 @@ def _median_of(run: Run, random_: random.Random) -> float:
     return random_.gauss(run.median, run.standard_error)
 
 
-def _direct(reading: Reading, read: Reader, readers: Sequence[Reader]) -> Fitted:
+def cases_of(reading: Reading, read: Reader) -> tuple[Case, ...]:
+    """What the samples state of a field: the cases that give its value, then those around. Undetermined without any."""
     centre = _needs(reading.centre(read), reading.field)
-    around = reading.around(read)
-    value = rounded(statistics.median(value for _, value in centre), reading.digits)
+    cases = [Case(label=label, value=value, central=True) for label, value in centre]
+    seen = {label for label, _ in centre}
+    around = [(label, value) for label, value in reading.around(read) if label not in seen]
+    cases += [Case(label=label, value=value, central=False) for label, value in around]
+    return tuple(cases)
+
+
+def _direct(reading: Reading, read: Reader, readers: Sequence[Reader]) -> Fitted:
+    cases = cases_of(reading, read)
+    centre = [one.value for one in cases if one.central]
+    value = rounded(statistics.median(centre), reading.digits)
     draws = sorted(statistics.median(value for _, value in reading.centre(one)) for one in readers)
     statistical = quantiles(draws)
-    bounds = [value, *statistical, *(one for _, one in (*centre, *around))]
-    cases = [Case(label=label, value=one, central=True) for label, one in centre]
-    seen = {label for label, _ in centre}
-    cases += [Case(label=label, value=one, central=False) for label, one in around if label not in seen]
+    bounds = [value, *statistical, *(one.value for one in cases)]
     return Fitted(
         field=reading.field,
         value=value,
         low=min(value, outward(min(bounds), -1)),
         high=max(value, outward(max(bounds), +1)),
         statistical=statistical,
-        cases=tuple(cases),
+        cases=cases,
         note=reading.note,
         how="direct",
-        left_out_error=_left_out([one for _, one in centre]),
+        left_out_error=_left_out(centre),
     )
 
 
@@ -722,15 +729,15 @@ def rounded(value: float, digits: int) -> float:
 
 
 def outward(value: float, direction: int) -> float:
-    """Three significant digits, away from the value that it bounds."""
+    """Four significant digits, away from the value that it bounds."""
     if value == 0:
         return 0.0
-    step = 10.0 ** (math.floor(math.log10(abs(value))) - 2)
+    step = 10.0 ** (math.floor(math.log10(abs(value))) - 3)
     units = value / step
     near = round(units)
-    # What is a twentieth of the last digit off three digits is that value, so that noise alone widens nothing.
-    whole = near if abs(units - near) < 0.05 else (math.ceil(units) if direction > 0 else math.floor(units))
-    return float(f"{whole * step:.2e}")
+    # A quotient of a value that has four digits is off them by rounding alone.
+    whole = near if abs(units - near) < 1e-6 else (math.ceil(units) if direction > 0 else math.floor(units))
+    return float(f"{whole * step:.3e}")
 
 
 def _entry(one: Fitted, unit: str, date: str) -> dict[str, Any]:
