@@ -112,6 +112,10 @@ def options_of_every_command(
 @takes_options
 def timeline(
     options: Options,
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="Also the middle 90 % of each path's step over drawn machine values.")
+    ] = False,
+    draws: Annotated[int, typer.Option(help="Machines to draw for --intervals.")] = 40,
     out: Out = "k3sim-out",
     json_output: Json = False,
 ) -> None:
@@ -124,6 +128,8 @@ def timeline(
     for warning in warnings_of(question):
         sys.stderr.write(f"k3sim: warning: {warning}\n")
     report = predict_options(options)
+    if intervals:
+        report = report.with_intervals(draws)
     files = report.write(folder)
     if json_output:
         sys.stdout.write(dump_json(report.to_dict(files)))

@@ -40,11 +40,13 @@ def print_report(report: Report, files: Mapping[str, str]) -> None:
         f"concurrency {question.workload.concurrency}, context {question.workload.context}"
     )
     console.print()
-    headline = _table("path", "step us", "tok/s/user", "speed-up", "floor us", "of floor", "HBM busy")
+    between = ["90 % of draws us"] if report.intervals else []
+    headline = _table("path", "step us", *between, "tok/s/user", "speed-up", "floor us", "of floor", "HBM busy")
     for label, prediction in report.labelled.items():
         headline.add_row(
             label,
             f"{prediction.step_us:,.1f}",
+            *(["{:,.0f} to {:,.0f}".format(*report.intervals[label])] if between else []),
             f"{prediction.tokens_per_second_per_user:.1f}",
             f"{report.stock.step_us / prediction.step_us:.2f}x",
             f"{prediction.floor_us:,.1f}",
