@@ -16,7 +16,7 @@ from k3sim.calibrate.fit import Calibration, base_of, fit, profile_text, require
 from k3sim.calibrate.kernel_fit import fit_stored
 from k3sim.calibrate.samples import read_samples
 from k3sim.errors import UserError
-from k3sim.sim.machine import Machine
+from k3sim.sim.machine import Machine, machine_of
 from k3sim.sim.whole_file import write_whole_file
 
 SCHEMA_VERSION = 1
@@ -70,8 +70,10 @@ def calibrate(
         raise UserError(f"machine-out is {str(machine_out)!r}; accepted: a path that ends in .json")
     file = read_samples(samples)
     found = fit(file, base_of(file.gpu, base), seed)
+    profile = found.profile(machine_out.stem if machine_out else found.base.name)
+    machine_of(profile, f"the profile fitted from {samples}")
     if machine_out is not None:
-        write_whole_file(machine_out, profile_text(found.profile(machine_out.stem)).encode())
+        write_whole_file(machine_out, profile_text(profile).encode())
     return document(found, machine_out)
 
 

@@ -21,7 +21,7 @@ from k3sim.calibrate import own_kernels, own_steps
 from k3sim.calibrate.fit import READINGS, Case, Reader, Undetermined, cases_of
 from k3sim.calibrate.samples import SampleFile, read_samples
 from k3sim.errors import UserError
-from k3sim.sim.intervals import draw_machines, quantiles
+from k3sim.sim.intervals import draw_machines, interval_around
 from k3sim.sim.machine import Machine, load_machine, looped_back
 from k3sim.sim.predict import predict
 
@@ -155,12 +155,13 @@ def measured_chains() -> Iterator[tuple[str, float, Sequence[own_kernels.Link]]]
 
 def _kernels(machine: Machine, drawn: Sequence[Machine]) -> Iterator[Checked]:
     for label, measured_us, links in measured_chains():
-        low_us, high_us = quantiles(sorted(own_kernels.chain_us(links, one) for one in drawn))
+        predicted_us = own_kernels.chain_us(links, machine)
+        low_us, high_us = interval_around(predicted_us, [own_kernels.chain_us(links, one) for one in drawn])
         yield Checked(
             case=label,
             kind="kernel",
             measured_us=measured_us,
-            predicted_us=own_kernels.chain_us(links, machine),
+            predicted_us=predicted_us,
             low_us=low_us,
             high_us=high_us,
             used_in_fit=False,
@@ -171,14 +172,14 @@ def _steps(machine: Machine, drawn: Sequence[Machine]) -> Iterator[Checked]:
     for step in own_steps.measured_steps():
         reference = own_steps.predict_measured(step)
         question, path = reference.question, reference.path
-        predicted = predict(replace(question, machine=looped_back(machine)), path)
-        steps = sorted(predict(replace(question, machine=one), path).step_us for one in drawn)
-        low_us, high_us = quantiles(steps)
+        predicted_us = predict(replace(question, machine=looped_back(machine)), path).step_us
+        steps = [predict(replace(question, machine=one), path).step_us for one in drawn]
+        low_us, high_us = interval_around(predicted_us, steps)
         yield Checked(
             case=own_steps.label_of(step),
             kind="step",
             measured_us=step["step_us"],
-            predicted_us=predicted.step_us,
+            predicted_us=predicted_us,
             low_us=low_us,
             high_us=high_us,
             used_in_fit=False,

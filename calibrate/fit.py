@@ -516,7 +516,7 @@ def fit(file: SampleFile, base: Machine, seed: int = 0) -> Calibration:
 
 def require_scipy() -> None:
     try:
-        import scipy.optimize  # type: ignore[import-untyped, unused-ignore] # noqa: F401
+        import scipy.optimize  # noqa: F401
     except ImportError:
         raise UserError("fitting needs scipy: pip install 'k3sim[calibrate]'") from None
 
@@ -659,7 +659,7 @@ def kept_share(capacity: float, region: float, traffic: float) -> float:
 
 def fit_capacity(cases: Sequence[Survival]) -> float:
     """Capacity in bytes, by least squares over the shares that were left."""
-    from scipy.optimize import least_squares  # type: ignore[import-untyped, unused-ignore]
+    from scipy.optimize import least_squares
 
     def residuals(capacity_mib: Any) -> list[float]:
         return [kept_share(float(capacity_mib[0]) * MIB, region, traffic) - kept for _, region, traffic, kept in cases]

@@ -144,7 +144,7 @@ class _Problem:
 
     def solve(self, fixed: Mapping[str, float]) -> dict[str, float]:
         """Values of least squares with ``fixed`` held, from the best of a coarse grid, since times have kinks."""
-        from scipy.optimize import least_squares  # type: ignore[import-untyped, unused-ignore]
+        from scipy.optimize import least_squares
 
         free = [name for name in self.parameters if name not in fixed]
         if not free:

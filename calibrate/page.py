@@ -184,9 +184,10 @@ def error_figure(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "layout": {
             **LAYOUT,
             "margin": {**LAYOUT["margin"], "l": 420},
+            "showlegend": False,
             "height": 120 + 19 * len(shown),
             "xaxis": {**GRID, "title": {"text": "prediction against measurement, %"}},
-            "yaxis": {"autorange": "reversed", "automargin": True},
+            "yaxis": {"range": [len(shown) - 0.5, -0.5], "automargin": True},
         },
     }
 
@@ -235,11 +236,11 @@ def _fit_sections(fit: Mapping[str, Any]) -> list[str]:
             "value also takes up what a cost function leaves out.</p><div class='wide'>"
             f"{_table(columns, kernels, numbers=(1, 2, 3, 4))}</div></section>"
         )
+    refused = _table(("sample", "why"), ((one["case"], one["reason"]) for one in fit["refused"]))
     sections.append(
         "<section><h2>Not determined</h2><p>The profile keeps what it had.</p><div class='wide'>"
         f"{_table(('field', 'why'), fit['undetermined'].items())}</div>"
-        f"<details><summary>Refused samples</summary><div class='wide'>"
-        f"{_table(('sample', 'why'), ((one['case'], one['reason']) for one in fit['refused']))}</div></details></section>"
+        f"<details><summary>Refused samples</summary><div class='wide'>{refused}</div></details></section>"
     )
     return sections
 

@@ -235,14 +235,19 @@ def _read(path: Path) -> Machine:
         raise UserError(f"cannot read machine profile {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"machine profile {path} is not valid JSON: {error}") from None
+    return machine_of(profile, f"machine profile {path}")
+
+
+def machine_of(profile: object, where: str) -> Machine:
+    """The machine of a profile document; ``where`` begins the line of a refusal, which is a UserError."""
     try:
         return _machine(profile)
     except _Refusal as refusal:
-        raise UserError(f"machine profile {path}: {refusal}") from None
+        raise UserError(f"{where}: {refusal}") from None
 
 
 class _Refusal(Exception):
-    """What is wrong inside a profile; ``_read`` adds the file and turns it into a UserError."""
+    """What is wrong inside a profile; ``machine_of`` adds the file and turns it into a UserError."""
 
 
 def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
