@@ -639,7 +639,7 @@ def _points(read: Reader, ceiling: float) -> list[tuple[int, float]]:
 def _between(before: tuple[int, float], after: tuple[int, float], at: int) -> float:
     """The curve at ``at`` by a straight line in log-log, as the machine interpolates it."""
     share = math.log(at / before[0]) / math.log(after[0] / before[0])
-    return before[1] * (after[1] / before[1]) ** share
+    return before[1] * math.pow(after[1] / before[1], share)
 
 
 Survival = tuple[str, float, float, float]  # case, region and traffic in bytes, share that was left

@@ -174,14 +174,18 @@ class _Problem:
         least, most = self.parameters[name]
         floor = self.cost(best)
 
+        ends = [self.residuals({**best, name: end}) for end in (least, most)]
+        if ends[0] == ends[1] == self.residuals(best):
+            return self._found(name, best, None, None, "the times do not depend on it")
+
         def rise(value: float) -> float:
             return (self.cost(self.solve({name: value})) - floor) / noise**2
 
         def bound(end: float) -> float | None:
-            ratio = (end / best[name]) ** (1 / GRID)
+            ratio = math.pow(end / best[name], 1 / GRID)
             inside = best[name]
             for step in range(1, GRID + 1):
-                value = best[name] * ratio**step
+                value = best[name] * math.pow(ratio, step)
                 if rise(value) > THRESHOLD:
                     for _ in range(4):  # halve the last step
                         middle = math.sqrt(inside * value)
@@ -193,13 +197,18 @@ class _Problem:
         low = bound(least) if best[name] > least * 1.0001 else None
         high = bound(most) if best[name] < most * 0.9999 else None
         if low is None and high is None:
-            reason = "the times do not depend on it"
+            reason = "the times do not bound it"
         elif low is None or high is None:
             reason = f"the times bound it only from {'above' if low is None else 'below'}"
         elif high / low > MOST_FACTOR:
             reason = f"the times fix it only within a factor of {high / low:.1f}"
         else:
             reason = ""
+        return self._found(name, best, low, high, reason)
+
+    def _found(
+        self, name: str, best: Mapping[str, float], low: float | None, high: float | None, reason: str
+    ) -> Found:
         return Found(
             field=name,
             value=best[name],
