@@ -66,7 +66,7 @@ def _kda(heads: int, rows: int) -> Link:
 
 def _attention(heads: int, context: int, kv_row_bytes: int) -> Link:
     shape = {"rows": 1, "heads": heads, "context": context, "kv_row_bytes": kv_row_bytes, "kv_lora_rank": 512}
-    return Link(operator="mla_decode.split_kv_early", shape=shape)
+    return Link(operator="mla_decode.clusters_early", shape=shape)
 
 
 def _welded(ranks: int, depth: int) -> tuple[Link, ...]:

@@ -31,6 +31,7 @@ class _Transfer:
     cap: int
     weights: Mapping[str, int]
     done: simpy.Event
+    queue: int = 0  # most of it that is asked for at once, in the units of ``left``
     rate: int = 0
 
 
@@ -46,20 +47,34 @@ class SharedBandwidth:
         self._generation = 0
         self._steps: dict[str, list[tuple[int, int]]] = {name: [(0, 0)] for name in self._capacities}
 
-    def transfer(self, num_bytes: int, weights: Mapping[str, int], cap_bytes_per_us: int) -> simpy.Event:
-        """Start moving ``num_bytes`` over the weighted resources; the event fires when the last byte is through."""
+    def transfer(
+        self, num_bytes: int, weights: Mapping[str, int], cap_bytes_per_us: int, queue_bytes: int = 0
+    ) -> simpy.Event:
+        """Start moving ``num_bytes`` over the weighted resources; the event fires when the last byte is through.
+
+        ``queue_bytes``: as many of them are asked for at once, and count in ``queued_bytes``.
+        """
         assert cap_bytes_per_us > 0, "a transfer needs a positive cap"
         done = simpy.Event(self._env)
         if num_bytes <= 0:
             done.succeed()
             return done
-        self._transfers.append(_Transfer(num_bytes * PS_PER_US, cap_bytes_per_us, weights, done))
+        self._transfers.append(
+            _Transfer(num_bytes * PS_PER_US, cap_bytes_per_us, weights, done, queue_bytes * PS_PER_US)
+        )
         self._settle_soon()
         return done
 
     def utilisation(self, resource: str) -> float:
         """Share of a resource's capacity in use now."""
         return self._steps[resource][-1][1] / self._capacities[resource]
+
+    def queued_bytes(self) -> int:
+        """Bytes that have been asked for and are not there yet, of transfers that say how many they ask for at once."""
+        elapsed_ps = int(self._env.now) - self._settled_ps
+        return sum(
+            min(one.queue, max(0, one.left - one.rate * elapsed_ps)) for one in self._transfers if one.queue
+        ) // PS_PER_US
 
     def counters(self, rank: int) -> list[Counter]:
         """Rates over time, one counter a resource that was used."""

@@ -222,7 +222,7 @@ class _Engine:
             self.span(run, Phase.DEPENDENCY, last.run.index, last.run.end_ps)
             settle_ps = self.flush_ps if launches else self.handoff_ps
             phase = Phase.RELEASE if launches else Phase.REDUCE
-            left_ps = last.run.end_ps + settle_ps - int(env.now)
+            left_ps = last.run.end_ps + settle_ps + gpu.memory.queueing_ps() - int(env.now)
             if left_ps > 0 and not last.is_host:
                 yield env.timeout(left_ps)
                 self.span(run, phase, last.run.index, last.run.end_ps)
@@ -253,7 +253,7 @@ class _Engine:
             begun_ps = int(env.now)
         if launches and self.tail_ps:
             # Stragglers and stores. A task's are part of its counter.
-            yield env.timeout(round(pace * self.tail_ps))
+            yield env.timeout(round(pace * self.tail_ps) + gpu.memory.queueing_ps())
             self.span(run, Phase.DRAIN, -1, -1)
         if call.sends and not both_ways:
             sent_ps = int(env.now)
@@ -360,12 +360,14 @@ class _Engine:
         """What the blocks of a pass can draw, at the kernel's pace."""
         blocks = one.num_blocks or room.work.num_blocks
         limit = room.gpu.memory.limit(
-            blocks, min(blocks, room.resident_blocks), room.work.bytes_in_flight_per_block
+            blocks, min(blocks, room.resident_blocks), room.work.bytes_in_flight_per_block, queues=room.work.queues
         )
         if room.pace == 1.0:
             return limit
         return StreamLimit(
-            max(1, round(limit.hbm_bytes_per_us / room.pace)), max(1, round(limit.l2_bytes_per_us / room.pace))
+            max(1, round(limit.hbm_bytes_per_us / room.pace)),
+            max(1, round(limit.l2_bytes_per_us / room.pace)),
+            limit.queue_bytes,
         )
 
     def start_early(self, room: _Room, one: Pass) -> _Stream | None:
@@ -384,8 +386,13 @@ class _Engine:
             if not waiting and stream.through is not None:
                 stream.through.succeed()
 
+        # Asked for from now on, though the first bytes take their time.
+        asked_bytes = min(budget, sum(read.num_bytes for read in reads), limit.queue_bytes)
+        gpu.memory.asked_bytes += asked_bytes
+
         def begin(_: simpy.Event) -> None:
             nonlocal waiting
+            gpu.memory.asked_bytes -= asked_bytes
             left = budget
             for read in reads:
                 num_bytes = min(left, read.num_bytes)
@@ -518,7 +525,9 @@ class _Engine:
         self.span(
             run, Phase.PEERS, sender.run.index, sender.sent_ps, arrival_ps=exchange.visible_ps[rank]
         )
-        left_ps = complete_ps + self.visibility_ps - int(env.now)
+        # A store, and the look that finds it.
+        trips_ps = 2 * gpu.memory.queueing_ps()
+        left_ps = complete_ps + self.visibility_ps + trips_ps - int(env.now)
         if left_ps > 0:
             yield env.timeout(left_ps)
             self.span(

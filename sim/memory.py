@@ -9,7 +9,9 @@ region, what survives other traffic falls linearly, ``(capacity - traffic) / reg
 survived 60 MB on GB200 (k3opt design plan, 2026-09) fit the same rule.
 
 A dependent load waits behind the traffic of HBM only near its ceiling: on H200 an L2 hit takes 0.20 us beside a
-stream at 94 % of it, 0.52 at 100 %.
+stream at 94 % of it, 0.52 at 100 %. Beyond, what has been asked for queues, and every L2 hit of others waits for a share
+of the queue: 0.53 us with 64 KiB in flight on each SM, 1.06 with 128 KiB, both 0.29 of the time by which the queue is
+longer than the 0.59 us that it takes to keep HBM busy. A ring that is filled early is such a queue.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from k3sim.sim.timeline import Counter
 
 HBM, L2 = "hbm", "l2"
 QUEUEING_UTILISATION = 0.93  # of HBM, below which an L2 hit does not queue: H200, calibrate/probes.py, 2026-11
+QUEUE_SHARE = 0.287  # of the queue's time that an L2 hit waits, and the queue that costs nothing: H200, 2026-11
+FREE_QUEUE_PS = 590_000
 SPENT = ""  # lines in L2 whose data no later read wants
 
 
@@ -44,6 +48,7 @@ class StreamLimit:
 
     hbm_bytes_per_us: int
     l2_bytes_per_us: int
+    queue_bytes: int = 0  # that it asks for at once
 
 
 class L2Residency:
@@ -110,22 +115,36 @@ class Memory:
             {HBM: bytes_per_us(machine.hbm_read_bytes_per_s), L2: bytes_per_us(machine.l2_read_bytes_per_s)},
         )
         self.l2 = L2Residency(int(machine.l2_effective_bytes))
+        self.asked_bytes = 0  # of rings whose first bytes are still under way
         self._claimed: dict[str, int] = {}  # bytes of a region that kernels have asked for: no prefetch repeats them
         # A block goes on when its slowest line is there, and that lies in the far partition.
         self._idle_latency_ps = picoseconds(machine.l2_far_latency_s)
         self._loaded_latency_ps = picoseconds(machine.l2_loaded_latency_s)
 
-    def limit(self, num_blocks: int, resident_blocks: int, bytes_in_flight_per_block: int) -> StreamLimit:
+    def limit(
+        self, num_blocks: int, resident_blocks: int, bytes_in_flight_per_block: int, *, queues: bool = False
+    ) -> StreamLimit:
         """What a kernel can draw: by its bytes in flight (the machine's curve) and by the SMs it runs on."""
         sms = min(num_blocks, int(self._machine.num_sms))
         in_flight = resident_blocks * bytes_in_flight_per_block
         hbm = min(self._machine.hbm_rate_for(in_flight), sms * self._machine.hbm_bytes_per_s_per_sm)
-        return StreamLimit(bytes_per_us(hbm), bytes_per_us(sms * self._machine.l2_bytes_per_s_per_sm))
+        return StreamLimit(
+            bytes_per_us(hbm), bytes_per_us(sms * self._machine.l2_bytes_per_s_per_sm), in_flight if queues else 0
+        )
 
     def latency_ps(self) -> int:
         """Round trip of a block's dependent load to L2 now; it queues behind HBM traffic near the ceiling."""
         share = max(0.0, self._ports.utilisation(HBM) - QUEUEING_UTILISATION) / (1.0 - QUEUEING_UTILISATION)
-        return round(self._idle_latency_ps + share * (self._loaded_latency_ps - self._idle_latency_ps))
+        loaded_ps = round(self._idle_latency_ps + share * (self._loaded_latency_ps - self._idle_latency_ps))
+        return max(loaded_ps, self._idle_latency_ps + self.queueing_ps())
+
+    def queueing_ps(self) -> int:
+        """What a trip to L2 takes longer now, behind what kernels have asked for at once."""
+        queued_bytes = self._ports.queued_bytes() + self.asked_bytes
+        if not queued_bytes:
+            return 0
+        queue_ps = queued_bytes * 1_000_000 // bytes_per_us(self._machine.hbm_read_bytes_per_s)
+        return round(QUEUE_SHARE * max(0, queue_ps - FREE_QUEUE_PS))
 
     def split(self, region: str, num_bytes: int) -> tuple[int, int]:
         """Of the next ``num_bytes`` of a region: bytes from HBM and bytes from L2."""
@@ -151,7 +170,7 @@ class Memory:
         else:
             self.l2.touch(region, from_l2, spent=True)
             self.l2.insert(SPENT, from_hbm)
-        hbm_done = self._ports.transfer(from_hbm, {HBM: 1, L2: 1}, limit.hbm_bytes_per_us)
+        hbm_done = self._ports.transfer(from_hbm, {HBM: 1, L2: 1}, limit.hbm_bytes_per_us, limit.queue_bytes)
         l2_done = self._ports.transfer(from_l2, {L2: 1}, limit.l2_bytes_per_us)
         return hbm_done, l2_done, from_hbm, from_l2
 

@@ -59,7 +59,7 @@ def legal_order(program: Program, seed: int) -> list[int]:
 
 
 # All blocks of such a launch must be resident at once: two of them at a time could each hold what the other needs.
-WANT_THE_GPU = ("expert_gemv.block",)
+WANT_THE_GPU = ("expert_gemv.persistent",)
 
 
 class Step:

@@ -120,6 +120,7 @@ def _own_launch(weight: Weight, num_blocks: int, rows: int, top_k: int, distinct
         bytes_in_flight_per_block=OWN_RING_BYTES,
         max_blocks_per_sm=1,
         registers_per_thread=80,
+        queues=True,
         passes=passes,
     )
 
@@ -159,6 +160,7 @@ def persistent(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_mil
         bytes_in_flight_per_block=OWN_RING_BYTES,
         max_blocks_per_sm=1,
         registers_per_thread=96,
+        queues=True,
         passes=tuple(passes),
     )
 

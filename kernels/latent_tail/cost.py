@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS
 from k3sim.kernels.skinny_gemv.cost import column_pair, ring
 from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
@@ -94,13 +95,15 @@ def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int
     warps, the shared experts' slots; the peers' addresses are read when the sums are there.
     """
     (one,) = weights
+    taken = min(rows, MAX_ROWS)  # that the kernel has room for
     return Work(
         num_blocks=one.num_outputs // UP_OUTPUTS,
         threads_per_block=256,
-        smem_bytes_per_block=rows * (2 * latent + 64 + 16 * ranks + 80) + -(-rows // 8) * 2048 + 1024,
+        smem_bytes_per_block=taken * (2 * latent + 64 + 16 * ranks + 80) + -(-taken // 8) * 2048 + 1024,
         bytes_in_flight_per_block=UP_OUTPUTS * latent * BF16_BYTES,
         max_blocks_per_sm=1,
         registers_per_thread=184,
+        queues=True,
         passes=(
             Pass(
                 num_dependent_loads=-(-rows // 4),

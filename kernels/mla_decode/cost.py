@@ -14,6 +14,8 @@ from k3sim.model.program import Weight
 TOKENS_PER_BLOCK = 64  # one tile of keys: at 8k context 128 blocks run
 MAX_SPLITS = 128  # beyond it a block walks several tiles
 LIFT_BLOCKS = 48
+# As it was measured: ptxas had moved the wait in front of the loads of W_UV (machine code of 2026-11-29).
+LIFT_BEFORE_WAIT = False
 HEAD_TILE = 16  # tensor-core rows that heads are padded to
 
 
@@ -69,13 +71,66 @@ def split_kv(
     return _footprint(rows=rows, context=context, passes=(attention, _merge(**shape)))
 
 
-def split_kv_early(
+OWN_CLUSTER, OWN_MAX_CLUSTERS, PAGE_TOKENS = 8, 15, 64
+# A page's chain through the score warps: 36 products in series on each of two accumulators (33 cycles each), the row
+# maxima over the warps, exponents, the hand-over to the value warps and its way back: six reductions' time.
+CHAIN_EPILOGUES = 3
+
+
+def _clusters(*, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora_rank: int, early: bool) -> Work:
+    """The kernel of this folder: clusters of eight blocks, one block an SM, that take pages in turn (launch.py)."""
+    pages = -(-context // PAGE_TOKENS)
+    tiles = -(-heads // HEAD_TILE)
+    clusters = max(1, min(OWN_MAX_CLUSTERS // (rows * tiles), (pages + OWN_CLUSTER) // (2 * OWN_CLUSTER)))
+    num_blocks = rows * tiles * clusters * OWN_CLUSTER
+    pages_of_a_block = -(-pages // (clusters * OWN_CLUSTER))
+    waves = -(-num_blocks // (OWN_MAX_CLUSTERS * OWN_CLUSTER))
+    attend = Pass(
+        num_address_loads=2,  # the length, then the page
+        num_dependent_loads=1,
+        input_bytes_per_block=HEAD_TILE * (kv_lora_rank + 64) * 2,
+        reads=(Read(region="", num_bytes=rows * context * kv_row_bytes, kind=ReadKind.KV_STATE, early=early),),
+        flops=2.0 * rows * tiles * HEAD_TILE * context * (2 * kv_lora_rank + 64),
+        unit=Unit.BF16,
+        num_tile_epilogues=CHAIN_EPILOGUES * waves * pages_of_a_block,
+        num_block_reductions=1,
+        barrier=Barrier.CLUSTER,
+        num_barriers=1,
+    )
+    # Each block of a cluster adds up an eighth of the dimensions of all eight, and leaves it in the workspace; a
+    # counter, and the last block of a slice merges the clusters.
+    add_up = Pass(num_block_reductions=1)
+    merge = Pass(
+        num_dependent_loads=3,  # fence, counter, data
+        input_bytes_per_block=clusters * HEAD_TILE * (kv_lora_rank // OWN_CLUSTER + 2) * 4,
+        num_block_reductions=1,
+    )
+    return Work(
+        num_blocks=num_blocks,
+        threads_per_block=384,
+        smem_bytes_per_block=200 * 1024,
+        bytes_in_flight_per_block=(4 if kv_row_bytes <= 576 else 2) * PAGE_TOKENS * kv_row_bytes,
+        max_blocks_per_sm=1,
+        registers_per_thread=168,
+        queues=True,
+        passes=(attend, add_up, merge) if clusters > 1 else (attend, add_up),
+    )
+
+
+def clusters(
     weights: Sequence[Weight], *, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora_rank: int
 ) -> Work:
-    """``split_kv`` whose settled cache rows are read before the dependency wait."""
-    shape = {"rows": rows, "heads": heads, "context": context, "kv_lora_rank": kv_lora_rank}
-    attention = _attention(**shape, kv_row_bytes=kv_row_bytes, early=True, unit=Unit.BF16)
-    return _footprint(rows=rows, context=context, passes=(attention, _merge(**shape)))
+    """``split_kv`` as the project runs it: nothing before the wait."""
+    return _clusters(rows=rows, heads=heads, context=context, kv_row_bytes=kv_row_bytes, kv_lora_rank=kv_lora_rank,
+                     early=False)
+
+
+def clusters_early(
+    weights: Sequence[Weight], *, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora_rank: int
+) -> Work:
+    """``clusters`` with a settled cache: rows are asked for before the wait, as far as the ring holds them."""
+    return _clusters(rows=rows, heads=heads, context=context, kv_row_bytes=kv_row_bytes, kv_lora_rank=kv_lora_rank,
+                     early=True)
 
 
 def partial(
@@ -133,7 +188,7 @@ def lift_gate(weights: Sequence[Weight], *, rows: int, kv_lora_rank: int) -> Wor
             Pass(
                 num_dependent_loads=1,
                 input_bytes_per_block=rows * (kv_lora_rank + 8) * 2,
-                reads=(Read(region=one.region, num_bytes=one.num_bytes, early=True),),
+                reads=(Read(region=one.region, num_bytes=one.num_bytes, early=LIFT_BEFORE_WAIT),),
                 written_bytes=0,
                 flops=(rows + 1) * float(one.num_bytes),
                 unit=Unit.BF16,

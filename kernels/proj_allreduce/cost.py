@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES, ring
 from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
-
 TILE = 16  # outputs of a block of ``produce_whole``
 CLUSTER_BLOCKS = 8
+# As it was measured: ptxas had moved the wait in front of the loads of the weights (machine code of 2026-11-29).
+WEIGHTS_BEFORE_WAIT = False
 MAX_BLOCKS_K = 12  # 32-wide blocks along K whose weights a thread holds
 
 
@@ -34,18 +36,20 @@ def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
     blocks_k = one.depth // 32
     warps = next(n for n in (4, 6, 8, 12) if blocks_k % n == 0 and blocks_k // n <= MAX_BLOCKS_K)
     num_blocks = one.num_outputs // TILE
+    taken = min(rows, MAX_ROWS)  # that the kernel has room for
     return Work(
         num_blocks=num_blocks,
         threads_per_block=32 * warps,
-        smem_bytes_per_block=rows * (2 * one.depth + 64) + warps * -(-rows // 8) * 8 * TILE * 4 + 1024,
+        smem_bytes_per_block=taken * (2 * one.depth + 64) + warps * -(-taken // 8) * 8 * TILE * 4 + 1024,
         bytes_in_flight_per_block=one.num_bytes // num_blocks,
-        max_blocks_per_sm=16,
+        max_blocks_per_sm=2048 // (32 * warps),
         registers_per_thread=72 if blocks_k // warps <= 6 else 128,
+        queues=True,
         passes=(
             Pass(
                 num_dependent_loads=1,
                 input_bytes_per_block=rows * one.depth * BF16_BYTES,
-                reads=(Read(region=one.region, num_bytes=one.num_bytes, early=True),),
+                reads=(Read(region=one.region, num_bytes=one.num_bytes, early=WEIGHTS_BEFORE_WAIT),),
                 flops=2.0 * -(-rows // 8) * 8 * one.num_outputs * one.depth,
                 unit=Unit.BF16,
                 num_block_reductions=1,
@@ -61,7 +65,7 @@ def consume(weights: Sequence[Weight], *, rows: int, hidden: int, slots: int) ->
     row_bytes = hidden * BF16_BYTES
     return Work(
         num_blocks=CLUSTER_BLOCKS * rows,
-        threads_per_block=hidden // 64,
+        threads_per_block=-(-hidden // 64 // 32) * 32,
         smem_bytes_per_block=2048,
         bytes_in_flight_per_block=16 * 1024,
         max_blocks_per_sm=4,

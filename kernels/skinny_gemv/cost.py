@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from k3sim.kernels.skinny_gemv.configuration import Epilogue, GemvConfiguration, measured_tilings, rule_tiling
+from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS, Epilogue, GemvConfiguration, measured_tilings, rule_tiling
 from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
@@ -146,17 +146,21 @@ def resident_after_combine(weights: Sequence[Weight], *, rows: int, hidden: int)
 def _tiled(
     weights: Sequence[Weight], rows: int, *, paired: bool = False, fp32_out: bool = False, sent_bytes_per_peer: int = 0
 ) -> Work:
-    """The kernel of this folder with the tiling that it runs on an H200: ``h200.json``, or the rule beside it."""
+    """The kernel of this folder with the tiling that it runs on an H200: ``h200.json``, or the rule beside it.
+
+    Beyond ``MAX_ROWS``, which the kernel does not take, counts grow and the footprint stays.
+    """
+    taken = min(rows, MAX_ROWS)
     num_outputs, depth = sum(one.num_outputs for one in weights), weights[0].depth
     tilings = {} if paired else measured_tilings().get((num_outputs, depth), {})
-    tiling = next((one for most_rows, one in tilings.items() if rows <= most_rows), None)
+    tiling = next((one for most_rows, one in tilings.items() if taken <= most_rows), None)
     config = GemvConfiguration(
         num_outputs=num_outputs,
         depth=depth,
-        rows=rows,
+        rows=taken,
         fp32_out=fp32_out,
         epilogue=Epilogue.SITU_GLU if paired else Epilogue.NONE,
-        tiling=tiling or rule_tiling(num_outputs=num_outputs, depth=depth, rows=rows, paired=paired),
+        tiling=tiling or rule_tiling(num_outputs=num_outputs, depth=depth, rows=taken, paired=paired),
     )
     num_blocks = config.tiling.num_tiles * config.tiling.split
     # A slot of the mma form's ring holds x beside the weights.
@@ -169,7 +173,7 @@ def _tiled(
         input_bytes_per_block=rows * config.slice_depth * BF16_BYTES,
         reads=_reads(weights, early=True),
         flops=(
-            sum(2.0 * 8 * config.column_tiles * 2 * one.num_outputs * one.depth for one in weights)
+            sum(2.0 * max(rows, 8 * config.column_tiles) * 2 * one.num_outputs * one.depth for one in weights)
             if config.is_mma
             else _flops(weights, rows)
         ),
@@ -185,8 +189,9 @@ def _tiled(
         bytes_in_flight_per_block=min(
             int(config.ring_bytes * weights_share), -(-num_outputs * depth * BF16_BYTES // num_blocks)
         ),
-        max_blocks_per_sm=8,
+        max_blocks_per_sm=2048 // config.threads,
         registers_per_thread=64 if config.is_mma else 48,
+        queues=True,
         passes=(multiply,),
         sent_bytes_per_peer=sent_bytes_per_peer,
     )

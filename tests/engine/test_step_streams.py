@@ -130,7 +130,7 @@ def test_ranks_on_one_gpu_take_turns_where_a_launch_wants_all_of_it(gpu: Gpu) ->
     program = small_program(SWITCHES)
     run_on_fakes(program, 2, gpu)
     for call in program.calls:
-        if call.operator == "expert_gemv.block":
+        if call.operator == "expert_gemv.persistent":
             assert (0, call.index) in gpu.before[1, call.index]
 
 

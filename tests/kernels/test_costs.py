@@ -11,9 +11,12 @@ from collections.abc import Mapping
 import pytest
 
 from k3sim.kernels.costs import COSTS, work_of
+from k3sim.kernels.cublas import cost as cublas
 from k3sim.kernels.expert_gemv import cost as expert_gemv
+from k3sim.kernels.mla_decode import cost as mla_decode
 from k3sim.kernels.proj_allreduce import cost as proj_allreduce
 from k3sim.kernels.router_topk import cost as router_topk
+from k3sim.kernels.skinny_gemv import cost as skinny_gemv
 from k3sim.kernels.work import Barrier, ReadKind, Unit, Work
 from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import Layout, Workload, rank_matrices
@@ -84,7 +87,35 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
     "router_topk.gather_topk": (((), {"rows": 1, "latent": L}, 0), ((), {"rows": 4, "latent": L}, 0)),
     "latent_tail.collect": (((), {"rows": 1, "width": H}, 0), ((), {"rows": 4, "width": H}, 0)),
     "lm_head.select": (((), {"rows": 1}, 0), ((), {"rows": 4}, 0)),
-    "mla_decode.split_kv_early": (((), ATTENTION8, 4_718_592), ((), ATTENTION16, 603_979_776)),
+    "mla_decode.clusters": (((), ATTENTION8, 4_718_592), ((), ATTENTION16, 603_979_776)),
+    "mla_decode.clusters_early": (((), ATTENTION8, 4_718_592), ((), ATTENTION16, 603_979_776)),
+    # 16 experts a row, whatever rows share: at four rows 61 distinct ones
+    "expert_gemv.persistent": (
+        ((W13_8, W2_8), {**EXPERTS1, "width": 384}, 35_094_528),
+        (
+            (mxfp4(384, L, 61), mxfp4(L, 192, 61)),
+            {"rows": 4, "top_k": 16, "distinct_milli": 61_000, "width": 192},
+            4 * (11_698_176 + 5_849_088),
+        ),
+    ),
+    "latent_tail.up_cluster": (
+        ((UP8,), {**TAIL, "rows": 1, "ranks": 8}, 6_422_528),
+        ((UP16,), {**TAIL, "rows": 4, "ranks": 16}, 3_211_264),
+    ),
+    "proj_allreduce.consume": (
+        ((), {"rows": 1, "hidden": H, "slots": 8}, 43_008),
+        ((), {"rows": 4, "hidden": H, "slots": 16}, 43_008),
+    ),
+    "proj_allreduce.produce_whole": (((O_PROJ8,), {"rows": 1}, 22_020_096), ((O_PROJ16,), {"rows": 4}, 11_010_048)),
+    "skinny_gemv.tiled": (
+        ((IN_PROJ8,), {"rows": 1}, 90_144_768),
+        ((bf16(2112, H), bf16(768, H)), {"rows": 4}, 30_277_632 + 11_010_048),
+    ),
+    "skinny_gemv.tiled_situ": (((bf16(1536, H),), {"rows": 1}, 22_020_096), ((bf16(768, H),), {"rows": 4}, 11_010_048)),
+    "skinny_gemv.tiled_push": (
+        ((bf16(112, H), bf16(448, H)), {"rows": 1, "sent_bytes_per_row": 2240}, 1_605_632 + 6_422_528),
+        ((bf16(56, H), bf16(224, H)), {"rows": 4, "sent_bytes_per_row": 1120}, 802_816 + 3_211_264),
+    ),
     "router_topk.select": (
         ((), {"rows": 1, "experts": 896, "latent": L}, 0),
         ((), {"rows": 4, "experts": 896, "latent": L}, 0),
@@ -282,6 +313,9 @@ def test_the_shapes_used_here_are_those_of_the_model() -> None:
         ("unfused.all_reduce", (), {"rows": 4, "hidden": H, "ranks": 8}, 4 * 14_336),
         ("unfused.embedding", (), {"rows": 1, "hidden": H}, 14_336),
         ("proj_allreduce.produce", (O_PROJ8,), {"rows": 4}, 4 * 14_336),
+        ("proj_allreduce.produce_whole", (O_PROJ16,), {"rows": 4}, 4 * 14_336),
+        ("latent_tail.up_cluster", (UP16,), {**TAIL, "rows": 1, "ranks": 16}, 896),
+        ("skinny_gemv.tiled_push", (bf16(280, H),), {"rows": 4, "sent_bytes_per_row": 1120}, 4480),
         # A latent partial row to everybody, and to each owner its slice of the shared expert's row.
         ("latent_tail.reduce_push", (), {**TAIL, "rows": 1, "ranks": 8, "expert_rows": 16}, 7168 + 1792),
         ("latent_tail.reduce_pull", (), {**TAIL, "rows": 1, "ranks": 16, "expert_rows": 16}, 7168 + 896),
@@ -318,6 +352,10 @@ def every_work() -> list[tuple[str, Work]]:
         for operator, cases in CASES.items()
         for weights, shape, _ in cases
     ]
+    program = build_program(
+        K3, Layout(), Workload(concurrency=16), find_path("fused", kernel_set="own"), only_layers=(0, 1, 2, 3)
+    )
+    found += [(call.operator, work_of(call.operator, call.weights, call.shape)) for call in program.calls]
     for name in ("stock", "fused", "persistent"):
         for layout, workload in (
             (Layout(tp=1), Workload(concurrency=64, context=131_072)),
@@ -336,8 +374,8 @@ def every_work() -> list[tuple[str, Work]]:
 def test_the_gathered_consumer_reads_parameters_and_runs_emptying_blocks_beside_the_polling_ones() -> None:
     one, four = (proj_allreduce.consume_gathered((), rows=rows, hidden=H) for rows in (1, 4))
     assert (one.num_blocks, four.num_blocks) == (16, 64)
-    # Gathered row, residual and the prepared part of one block: three eighths of a row.
-    assert one.passes[0].input_bytes_per_block == 3 * 14_336 // 8
+    # An eighth of the gathered row; residual and the prepared part were loaded before the polling.
+    assert one.passes[0].input_bytes_per_block == 14_336 // 8
     assert [read.num_bytes for part in one.passes for read in part.reads] == [43_008]
     assert [part.num_barriers for part in one.passes] == [1]
 
@@ -346,6 +384,43 @@ def test_the_divided_front_selects_beside_two_blocks_that_collect_the_latent() -
     work = router_topk.gather_topk((), rows=2, latent=L)
     assert work.num_blocks == 6
     assert work.passes[0].input_bytes_per_block == 7168  # half of 3584 fp32 values
+
+
+def test_the_gemv_takes_the_blocks_and_the_ring_of_its_measured_tiling() -> None:
+    one = skinny_gemv.tiled((IN_PROJ16,), rows=1)
+    assert (one.num_blocks, one.threads_per_block) == (132, 448)
+    assert one.bytes_in_flight_per_block == 7 * 2 * 14_336  # seven stages of two rows
+    eight = skinny_gemv.tiled((IN_PROJ16,), rows=8)
+    assert (eight.num_blocks, eight.threads_per_block) == (101, 256)
+    # Ten stages of four 16-byte slots of weights a thread; a fifth holds x.
+    assert eight.bytes_in_flight_per_block == 10 * 4 * 16 * 256
+    paired = skinny_gemv.tiled_situ((bf16(768, H),), rows=1)
+    assert paired.passes[0].reads[0].num_bytes == 11_010_048 and paired.num_blocks == 132
+
+
+def test_experts_go_row_by_row_through_both_products() -> None:
+    two = expert_gemv.persistent(
+        (mxfp4(384, L, 31), mxfp4(L, 192, 31)), rows=2, top_k=16, distinct_milli=31_000, width=192
+    )
+    assert [one.reads[0].num_bytes for one in two.passes] == [11_698_176] * 2 + [5_849_088] * 2
+    assert [one.reads[0].early for one in two.passes] == [False, True, True, True]  # one stream behind the ids
+    assert [one.num_blocks for one in two.passes] == [128, 128, 112, 112]
+
+
+def test_attention_takes_one_block_an_sm_in_clusters_chosen_by_pages() -> None:
+    short, long = (
+        mla_decode.clusters((), rows=1, heads=6, context=context, kv_row_bytes=576, kv_lora_rank=512)
+        for context in (8192, 131_072)
+    )
+    assert (short.num_blocks, long.num_blocks) == (64, 120)
+    assert short.passes[0].num_tile_epilogues * 9 == long.passes[0].num_tile_epilogues  # 2 and 18 pages a block
+    assert (short.max_blocks_per_sm, short.threads_per_block) == (1, 384)
+
+
+def test_cublas_splits_deep_products_and_adds_up_in_a_second_launch() -> None:
+    deep, flat = (cublas.gemm((one,), rows=1) for one in (bf16(2112, H), O_PROJ16))
+    assert [one.barrier for one in deep.passes] == [Barrier.LAUNCH, Barrier.NONE]
+    assert [one.barrier for one in flat.passes] == [Barrier.NONE]
 
 
 def test_the_two_expert_launches_read_what_the_one_reads() -> None:

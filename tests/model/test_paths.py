@@ -70,7 +70,7 @@ def test_every_weight_and_dimension_that_a_row_names_exists() -> None:
         assert {value for value in row.shape.values() if isinstance(value, str)} <= known, row.stage
         assert row.group in known
         assert set(row.on) | set(row.off) <= set(SWITCHES)
-        assert row.launch in ("graph", "pdl", "task", "host") and row.trigger in ("start", "stream", "end")
+        assert row.launch in ("graph", "pdl", "task", "host") and row.trigger in ("start", "wait", "stream", "end")
     for weights in FUSED_NEXT_WEIGHTS.values():
         assert set(weights) <= matrices
 
