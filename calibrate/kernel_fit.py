@@ -157,7 +157,7 @@ class _Problem:
         start = [math.log(getattr(self.machine, name)) for name in free]
         start = [min(max(one, low), high) for one, (low, high) in zip(start, bounds, strict=True)]
         for index, (low, high) in enumerate(bounds):  # one value after the other
-            places = [start[index], *(low + (high - low) * step / 8 for step in range(9))]
+            places = [start[index], *(low + (high - low) * step / 4 for step in range(5))]
             tries = [[*start[:index], place, *start[index + 1 :]] for place in places]
             start = min(tries, key=lambda logs: self.cost(values(logs)))
         found = least_squares(

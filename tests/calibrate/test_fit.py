@@ -158,9 +158,8 @@ def planted_factor(case: Case, quantity: str, unit: str) -> float:
     return PLANTED.get(GROUP_OF.get(case["probe"], ""), 1.0)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_planted_values_come_back_from_noisy_samples(tmp_path: Path, seed: int) -> None:
-    before, after = values_of(shipped()), values_of(refitted(tmp_path, scaled(stored(), planted_factor, seed)))
+def test_planted_values_come_back_from_noisy_samples(tmp_path: Path) -> None:
+    before, after = values_of(shipped()), values_of(refitted(tmp_path, scaled(stored(), planted_factor)))
     digits = {one.field: one.digits for one in READINGS}
     for field, group in EXPECTED.items():
         allowed = 0.04 if digits[field] == 2 else 0.012  # both sides are rounded, and there is the noise
@@ -288,7 +287,7 @@ def planted_shapes(machine: Machine, noise: float = 0.004) -> list[Shape]:
         f"{outputs}x{depth}": Link(
             operator="cublas.gemm", weights=(bf16(outputs, depth),), shape={"rows": 1}, launch="graph", trigger="end"
         )
-        for outputs, depth in ((10240, 7168), (6288, 7168), (3584, 7168), (1536, 7168), (448, 7168))
+        for outputs, depth in ((10240, 7168), (3584, 7168), (1536, 7168), (448, 7168))
     }
     return [
         Shape(
