@@ -678,7 +678,7 @@ def _reported(name: str, value: int) -> Fitted:
         low=value,
         high=value,
         statistical=(value, value),
-        cases=(),
+        cases=(Case(label="the device's own report", value=float(value), central=True),),
         note="As the device reports it.",
         how="direct",
         left_out_error=None,
