@@ -1,6 +1,7 @@
 """Predictions beside published readings: whole steps, the stages of one layer, single kernels.
 
-``data/published.json`` holds the readings with their sources. They are compared, never used: no machine value, no
+``data/published.json`` holds the readings with their sources; ``own_kernels`` and ``own_steps`` have those of the
+project's own kernels. They are compared, never used: no machine value, no
 Work and no path depends on a step time in it.
 """
 
@@ -117,15 +118,11 @@ def layer_rows() -> list[Row]:
 
 def kernel_rows() -> list[Row]:
     """Public kernels in a graph of repeated calls, in microseconds a call."""
-    return _kernel_rows("kernels")
+    return published_rows("kernels")
 
 
-def own_kernel_rows() -> list[Row]:
-    """The project's own kernels likewise (docs/kernels.md)."""
-    return _kernel_rows("own_kernels")
-
-
-def _kernel_rows(name: str) -> list[Row]:
+def published_rows(name: str) -> list[Row]:
+    """Readings of one list of ``published.json`` that are loops of kernels."""
     return [
         Row(
             label=f"{reading['machine']}: {reading['label']}",

@@ -9,14 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from k3sim.calibrate.validate import (
-    Row,
-    kernel_rows,
-    layer_rows,
-    own_kernel_rows,
-    skewed_routing_rows,
-    step_rows,
-)
+from k3sim.calibrate.own_kernels import cublas_rows, own_kernel_rows
+from k3sim.calibrate.own_steps import StageRow, own_stage_rows, own_step_rows
+from k3sim.calibrate.validate import Row, kernel_rows, layer_rows, skewed_routing_rows, step_rows
 
 PAGE = Path(__file__).parent / "measurements.md"
 
@@ -33,6 +28,25 @@ def table(rows: list[Row], unit: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def stage_table(rows: list[StageRow]) -> str:
+    """Stages of the main stream, the largest share of the gap first."""
+    lines = [
+        "| Stage | Kernels | Measured us | Predicted us | Measured step us | Predicted step us | Of the gap us |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+
+    def gap_us(row: StageRow) -> float:
+        return row.count * (row.measured_increment_us - row.predicted_increment_us)
+
+    for row in sorted(rows, key=gap_us, reverse=True):
+        if row.stream == "main":
+            lines.append(
+                f"| {row.stage} | {row.count} | {row.measured_duration_us:.2f} | {row.predicted_duration_us:.2f} | "
+                f"{row.measured_increment_us:.2f} | {row.predicted_increment_us:.2f} | {gap_us(row):+.0f} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
 def rewritten(page: str) -> str:
     """``page`` with what lies between each pair of markers replaced."""
     tables = {
@@ -41,6 +55,9 @@ def rewritten(page: str) -> str:
         "kda layer": table(layer_rows(), "us"),
         "kernels": table(kernel_rows(), "us"),
         "own kernels": table(own_kernel_rows(), "us"),
+        "cublas": table(cublas_rows(), "us"),
+        "own steps": table(own_step_rows(), "ms"),
+        "own stages": stage_table(own_stage_rows()),
     }
     for name, text in tables.items():
         begin, end = f"<!-- {name}: written by docs/measurements_tables.py -->\n", f"<!-- {name}: end -->\n"

@@ -259,10 +259,12 @@ def machines(
 
 @app.command(epilog="Example: k3sim validate")
 def validate(json_output: Json = False) -> None:
-    """Predictions beside published readings: steps, the stages of a layer, kernels."""
+    """Predictions beside readings: published steps, stages and kernels, and the project's own kernels and steps."""
     from dataclasses import asdict
 
-    from k3sim.calibrate.validate import kernel_rows, layer_rows, own_kernel_rows, step_rows
+    from k3sim.calibrate.own_kernels import cublas_rows, own_kernel_rows
+    from k3sim.calibrate.own_steps import own_stage_rows, own_step_rows
+    from k3sim.calibrate.validate import kernel_rows, layer_rows, step_rows
     from k3sim.report import SCHEMA_VERSION, dump_json
 
     tables = {
@@ -270,15 +272,20 @@ def validate(json_output: Json = False) -> None:
         "kda_layer_us": layer_rows(),
         "kernels_us": kernel_rows(),
         "own_kernels_us": own_kernel_rows(),
+        "cublas_us": cublas_rows(),
+        "own_steps_ms": own_step_rows(),
     }
+    stages = own_stage_rows()
     if json_output:
         document: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
         document |= {name: [{**asdict(row), "error": row.error} for row in rows] for name, rows in tables.items()}
+        document["own_stages_us"] = [asdict(row) for row in stages]
         sys.stdout.write(dump_json(document))
         return
-    from k3sim.tables import print_validation
+    from k3sim.tables import print_stages, print_validation
 
     print_validation(tables)
+    print_stages(stages)
 
 
 @app.command(epilog="Example: k3sim calibrate --from h200 --machine-out my-h200.json")

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from k3sim.calibrate.own_steps import StageRow
 from k3sim.calibrate.validate import Row
 from k3sim.comparison import Comparison
 from k3sim.kernels.check import Checked
@@ -152,6 +153,23 @@ def print_validation(tables: Mapping[str, Sequence[Row]]) -> None:
         console.print(table)
         errors = sorted(abs(row.error) for row in rows)
         console.print(f"median {100 * errors[len(errors) // 2]:.1f} %, worst {100 * errors[-1]:.1f} %\n")
+
+
+def print_stages(rows: Sequence[StageRow]) -> None:
+    """A measured step by stage: mean duration and mean increment along the main stream, measured and predicted."""
+    console = _console()
+    table = _table("own stages us", "kernels", "measured", "predicted", "measured step", "predicted step")
+    for row in rows:
+        main = row.stream == "main"
+        table.add_row(
+            row.stage,
+            str(row.count),
+            f"{row.measured_duration_us:.2f}",
+            f"{row.predicted_duration_us:.2f}",
+            f"{row.measured_increment_us:.2f}" if main else "",
+            f"{row.predicted_increment_us:.2f}" if main else "",
+        )
+    console.print(table)
 
 
 def print_kernel_list(forms: Mapping[str, Sequence[str]]) -> None:

@@ -9,9 +9,9 @@ region, what survives other traffic falls linearly, ``(capacity - traffic) / reg
 survived 60 MB on GB200 (k3opt design plan, 2026-09) fit the same rule.
 
 A dependent load waits behind the traffic of HBM only near its ceiling: on H200 an L2 hit takes 0.20 us beside a
-stream at 94 % of it, 0.52 at 100 %. Beyond, what has been asked for queues, and every L2 hit of others waits for a share
-of the queue: 0.53 us with 64 KiB in flight on each SM, 1.06 with 128 KiB, both 0.29 of the time by which the queue is
-longer than the 0.59 us that it takes to keep HBM busy. A ring that is filled early is such a queue.
+stream at 94 % of it, 0.52 at 100 %. Beyond, what has been asked for queues, and every L2 hit of others waits for a
+share of the queue: 0.53 us with 64 KiB in flight on each SM, 1.06 with 128 KiB, both 0.29 of the time by which the
+queue is longer than the 0.59 us that it takes to keep HBM busy. A ring that is filled early is such a queue.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from k3sim.errors import UserError
 from k3sim.kernels.work import Work
 from k3sim.sim.machine import Machine
 
-
 REGISTERS_PER_SM = 64 * 1024  # compute capability 9.0, 10.0 and 10.3 (CUDA C++ Programming Guide)
 
 

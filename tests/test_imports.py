@@ -18,7 +18,8 @@ GPU_PACKAGES = ("torch", "cutlass", "cuda", "triton")
 # What each folder may import of the project, besides k3sim.errors.
 ALLOWED = {
     "model": ("k3sim.model",),
-    "cost": ("k3sim.model", "k3sim.kernels.work", "cost functions"),
+    # The configuration of a GEMV is plain data, and so are the tilings that its cost counts.
+    "cost": ("k3sim.model", "k3sim.kernels.work", "k3sim.kernels.skinny_gemv.configuration", "cost functions"),
     "kernels": ("k3sim.model", "k3sim.kernels"),
     "sim": ("k3sim.model", "k3sim.kernels.work", "k3sim.kernels.costs", "k3sim.sim"),
     "calibrate": ("k3sim.model", "k3sim.kernels", "k3sim.sim", "k3sim.calibrate"),

@@ -192,7 +192,6 @@ def lift_gate(weights: Sequence[Weight], *, rows: int, kv_lora_rank: int) -> Wor
                 written_bytes=0,
                 flops=(rows + 1) * float(one.num_bytes),
                 unit=Unit.BF16,
-                num_tensor_core_setups=1,
                 num_block_reductions=1,
             ),
         ),

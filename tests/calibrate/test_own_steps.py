@@ -1,0 +1,105 @@
+"""Predictions beside the measured steps and kernels of the project: bands have two sides.
+
+A prediction that comes nearer fails too, until its band is drawn around it anew: a change that helps is to be known.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+import pytest
+
+from k3sim.calibrate import own_kernels, own_steps
+from k3sim.model.paths import SWITCHES
+from k3sim.sim.machine import load_machine, looped_back
+
+STEPS = {one.label: one for one in own_steps.own_step_rows()}
+STAGES = {one.stage: one for one in own_steps.own_stage_rows()}
+KERNELS = {one.label.removeprefix("h200: "): one for one in own_kernels.own_kernel_rows()}
+CUBLAS = {one.label.removeprefix("h200: cuBLAS "): one for one in own_kernels.cublas_rows()}
+
+
+def test_every_stored_step_is_predicted_once() -> None:
+    assert len(STEPS) == len(own_steps.measured_steps()) == 31
+    assert {step["machine"] for step in own_steps.measured_steps()} == set(own_steps.PROFILES)
+    for step in own_steps.measured_steps():
+        row = STEPS[f"h200: {own_steps.label_of(step)}"]
+        assert row.measured == step["step_us"] / 1e3
+        assert row.measured == pytest.approx(statistics.median(step["samples_us"]) / 1e3, rel=0.003)
+
+
+def test_labels_tell_switch_sets_apart() -> None:
+    step = {"path": "fused", "concurrency": 2, "context": 8192}
+    assert own_steps.label_of({**step, "switches": SWITCHES}) == "fused, 2 rows, 8k"
+    assert own_steps.label_of({**step, "switches": SWITCHES[1:]}) == f"fused without {SWITCHES[0]}, 2 rows, 8k"
+    assert own_steps.label_of({**step, "switches": SWITCHES[:1]}) == f"fused with {SWITCHES[0]} alone, 2 rows, 8k"
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high"), [("stock", -0.21, -0.12), ("fused", -0.26, -0.19)]
+)
+def test_errors_of_whole_steps_lie_in_their_band(kind: str, low: float, high: float) -> None:
+    errors = {label: row.error for label, row in STEPS.items() if label.startswith(f"h200: {kind},")}
+    assert len(errors) == {"stock": 12, "fused": 11}[kind]
+    for label, error in errors.items():
+        assert low <= error <= high, label
+
+
+@pytest.mark.parametrize(
+    ("switch", "low", "high"),
+    [("size-matched", 0.95, 1.10), ("welded", 0.70, 0.90), ("shared-routing", 0.80, 1.0), ("prefetch", 1.5, 3.0)],
+)
+def test_what_a_switch_is_worth_is_predicted(switch: str, low: float, high: float) -> None:
+    """Predicted over measured cost of leaving one out."""
+    whole, without = STEPS["h200: fused, 1 row, 8k"], STEPS[f"h200: fused without {switch}, 1 row, 8k"]
+    assert low <= (without.predicted - whole.predicted) / (without.measured - whole.measured) <= high
+
+
+def test_increments_add_up_to_the_step() -> None:
+    measured = sum(one.count * one.measured_increment_us for one in STAGES.values())
+    document = json.loads(own_steps.TIMELINE.read_text(encoding="utf-8"))
+    assert measured == pytest.approx(max(one["end_us"] for one in document["stages"]), abs=0.01)
+    predicted = sum(one.count * one.predicted_increment_us for one in STAGES.values())
+    assert predicted == pytest.approx(own_steps.predict_measured(document).step_us, rel=0.001)
+
+
+@pytest.mark.parametrize("stage", ["kda.decode", "embed.push", "head.lm_head"])
+def test_stages_that_agree(stage: str) -> None:
+    one = STAGES[stage]
+    assert one.predicted_increment_us == pytest.approx(one.measured_increment_us, rel=0.25)
+
+
+@pytest.mark.parametrize(("operator", "case"), sorted(own_kernels.CHAINS))
+def test_every_chain_has_a_reading(operator: str, case: str) -> None:
+    assert f"{operator} {case}" in KERNELS
+
+
+def test_errors_of_single_kernels_lie_in_their_band() -> None:
+    errors = [abs(one.error) for one in KERNELS.values()]
+    assert 0.08 <= statistics.median(errors) <= 0.16
+    assert max(errors) < 0.60
+
+
+def test_one_value_of_visibility_serves_four_chains_with_exchanges() -> None:
+    for case, band in (
+        ("unfused all_reduce, 16 slots of this GPU, 1 row", 0.01),
+        ("proj_allreduce produce and consume, 16 slots of this GPU, 7168x768, 1 row", 0.06),
+        ("proj_allreduce produce and consume, 8 slots of this GPU, 7168x1536, 1 row", 0.02),
+        ("router_topk push of 280x7168 and gather_topk, 16 shards looped back, 1 row", 0.04),
+        ("proj_allreduce send, up and consume_gathered, 16 ranks looped back, 1 row", 0.12),
+    ):
+        assert abs(KERNELS[case].error) <= band, case
+
+
+def test_errors_of_cublas_lie_in_their_band() -> None:
+    for label, one in CUBLAS.items():
+        assert -0.20 <= one.error <= 0.0, label
+    assert statistics.median(abs(one.error) for one in CUBLAS.values()) > 0.05
+
+
+def test_a_looped_back_rank_has_no_link_and_no_late_peer() -> None:
+    machine = looped_back(load_machine("h200"))
+    assert machine.nvlink_one_way_s == machine.rank_skew_relative_sd == 0.0
+    assert not machine.nvlink_multicast
+    assert machine.hbm_read_bytes_per_s == load_machine("h200").hbm_read_bytes_per_s
