@@ -31,8 +31,10 @@ from k3sim.model.layout import KV_DTYPE_BYTES, Layout, Workload, check_layout, c
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.paths import Path as ExecutionPath
 from k3sim.model.program import Program, build_program
+from k3sim.sim.start_end import divide, facts_of
 from k3sim.sim.timeline import PS_PER_US, KernelRun, Phase, Span, Timeline
-from k3sim.sim.timeline_file import stage_rows
+from k3sim.sim.timeline_file import stage_rows, waits_document
+from k3sim.sim.waits import WORK_PARTS, Part
 
 if TYPE_CHECKING:
     from k3sim.kernels.engine.state import Rank
@@ -193,7 +195,10 @@ class Measured:
             "command": case.options.command(),
         }
         if self.timeline is not None:
-            document["stages"] = stage_rows(self.timeline)
+            facts = facts_of(case.program, int(self.environment["num_sms"]))
+            document["profiled_us"] = self.timeline.step_us
+            document |= waits_document(divide(self.timeline, facts, self.read_bytes_per_s))
+            document["stages"] = stage_rows(self.timeline, facts)
             document["by_stage"] = by_stage(self.timeline)
             document["idle_us"] = idle_us(self.timeline)
         return document
@@ -657,7 +662,20 @@ def lines_of(measured: Measured) -> list[str]:
             f"{row['alone_us']:11.1f}"
             for row in by_stage(measured.timeline)
         ]
+        lines += part_lines(measured.to_dict())
     return [*lines, *measured.notes]
+
+
+def part_lines(document: Mapping[str, Any]) -> list[str]:
+    """Where the profiled step goes, of a document that has its parts."""
+    step_us = document["profiled_us"]
+    lines = [f"{'where the profiled step goes':34}{'us':>9}{'of it':>8}"]
+    for part in Part:
+        if part.value in document["waits_us"]:
+            us = document["waits_us"][part.value]
+            label = part.word if part in (*WORK_PARTS, Part.UNKNOWN, Part.EXCHANGE) else f"wait: {part.word}"
+            lines.append(f"{label:34}{us:9.1f}{100 * us / step_us:6.1f} %")
+    return [*lines, f"{'step':34}{step_us:9.1f}"]
 
 
 def write(measured: Measured, folder: Path) -> Path:

@@ -208,6 +208,8 @@ def decode(
     json_output: Json = False,
 ) -> None:
     """Run one rank of the model on this GPU, its peers looped back, and measure a decode step."""
+    from importlib.util import find_spec
+
     from k3sim.calibrate.decode import DecodeOptions, lines_of, write
     from k3sim.calibrate.decode import decode as measure
     from k3sim.report import dump_json
@@ -225,12 +227,39 @@ def decode(
         seed=seed,
         profile=profile,
     )
+    folder = writable_folder(out)
     measured = measure(options)
-    file = write(measured, writable_folder(out))
+    files = {"json": str(write(measured, folder))}
+    document = measured.to_dict()
+    if measured.timeline is not None and find_spec("plotly") and find_spec("perfetto"):
+        from k3sim.measured_report import measured_report
+
+        files |= measured_report(document, "measured step").write(folder)
     if json_output:
-        sys.stdout.write(dump_json(measured.to_dict()))
+        sys.stdout.write(dump_json(document))
     else:
-        sys.stdout.write("\n".join([*lines_of(measured), f"wrote {file}"]) + "\n")
+        sys.stdout.write("\n".join([*lines_of(measured), *(f"wrote {file}" for file in files.values())]) + "\n")
+
+
+@app.command(epilog="Example: k3sim report k3sim-out/measured.json")
+def report(
+    measured: Annotated[str, typer.Argument(help="File of a measured step, as 'k3sim decode' writes it.")],
+    out: Out = "k3sim-out",
+    json_output: Json = False,
+) -> None:
+    """Show a measured step from its file, without a GPU: parts, HTML page, Perfetto trace."""
+    from k3sim.measured_report import read_measured
+    from k3sim.report import SCHEMA_VERSION, dump_json
+    from k3sim.tables import print_measured
+
+    found = read_measured(measured)
+    files = found.write(writable_folder(out))
+    if json_output:
+        keys = ("step_us", "profiled_us", "waits_us", "critical_path")
+        document = {"schema_version": SCHEMA_VERSION, **{key: found.document[key] for key in keys}, "files": files}
+        sys.stdout.write(dump_json(document))
+    else:
+        print_measured(found, files)
 
 
 @app.command(epilog="Example: k3sim machines gb300")

@@ -9,10 +9,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from k3sim.calibrate.decode import part_lines
 from k3sim.calibrate.own_steps import StageRow
 from k3sim.calibrate.validate import Row
 from k3sim.comparison import Comparison
 from k3sim.kernels.check import Checked
+from k3sim.measured_report import MeasuredReport
 from k3sim.report import Report
 from k3sim.sim.machine import Machine, describe
 from k3sim.sim.predict import Prediction
@@ -87,6 +89,20 @@ def print_comparison(comparison: Comparison, files: Mapping[str, str]) -> None:
     _print_files(console, files)
 
 
+def print_measured(report: MeasuredReport, files: Mapping[str, str], most: int = 20) -> None:
+    """Headline, parts of the profiled step, and the stages that hold most of it."""
+    console, document = _console(), report.document
+    facts = [document.get(key) for key in ("model", "machine", "layout", "path")]
+    console.print(", ".join(str(one) for one in facts if one), markup=False)
+    console.print(f"step {document['step_us']:,.1f} us; a profiled one, {document['profiled_us']:,.1f} us, goes\n")
+    console.print("\n".join(part_lines(document)) + "\n")
+    table = _table("stage", "part", "us", left=2)
+    for row in document["critical_path"][:most]:
+        table.add_row(row["stage"], Part(row["part"]).word, f"{row['us']:,.1f}")
+    console.print(table)
+    _print_files(console, files)
+
+
 def print_stage_comparison(comparison: StageComparison, files: Mapping[str, str], most: int = 30) -> None:
     """Steps, and the stages that differ most."""
     console = _console()
@@ -96,20 +112,57 @@ def print_stage_comparison(comparison: StageComparison, files: Mapping[str, str]
         f" ({comparison.before_step_us / comparison.after_step_us:.2f} times as fast)\n",
         soft_wrap=True,
     )
-    table = _table("stage", "kernels", "us before", "kernels", "us after", "difference us")
+    if any(one is not None for one in comparison.waits_us):
+        console.print(_parts_of_files(comparison))
+        console.print()
+    for note in comparison.notes:
+        console.print(note, soft_wrap=True, markup=False)
+    sides = ("kernels", "us before", "on path", "kernels", "us after", "on path")
+    table = _table("stage", *sides, "difference us", "on path")
     for row in comparison.rows[:most]:
         table.add_row(
             row.stage,
             str(row.before_count),
             f"{row.before_us:.1f}",
+            f"{row.before_path_us:.1f}",
             str(row.after_count),
             f"{row.after_us:.1f}",
+            f"{row.after_path_us:.1f}",
             f"{row.delta_us:+.1f}",
+            f"{row.path_delta_us:+.1f}",
         )
     console.print(table)
     if len(comparison.rows) > most:
         console.print(f"and {len(comparison.rows) - most} more in {files['json']}")
     _print_files(console, files)
+
+
+def _parts_of_files(comparison: StageComparison) -> Table:
+    """Parts as each file has them; of a prediction beside a measured step also those by the rule for measured ones."""
+    names, columns = ["us before", "us after"], list(comparison.waits_us)
+    for side, (name, parts) in enumerate(zip(tuple(names), comparison.start_end_us, strict=True)):
+        if parts is not None:
+            position = 1 if side == 0 else 2
+            names.insert(position, f"{name} by starts and ends")
+            columns.insert(position, parts)
+    # The two that are by one rule: the added column in place of the prediction's own.
+    sides = zip(comparison.waits_us, comparison.start_end_us, strict=True)
+    pair = [own if ruled is None else ruled for own, ruled in sides]
+    table = _table("part", *names, "difference us")
+
+    def add(label: str, values: Sequence[float | None], compared: Sequence[float | None]) -> None:
+        before, after = compared
+        difference = "" if before is None or after is None else f"{after - before:+,.1f}"
+        table.add_row(label, *("" if one is None else f"{one:,.1f}" for one in values), difference)
+
+    for part in Part:
+        values = [None if one is None else one.get(part.value) for one in columns]
+        compared = [None if one is None else one.get(part.value) for one in pair]
+        if any(values):
+            add(part.word, values, compared)
+    sums = [[None if one is None else sum(one.values()) for one in some] for some in (columns, pair)]
+    add("sum of the parts", *sums)
+    return table
 
 
 def print_machines(machines: Sequence[Machine]) -> None:

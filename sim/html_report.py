@@ -15,7 +15,7 @@ the same in ten years. What a user wrote (labels, sources, commands) is escaped.
     critical_path: [{stage, part, us}]
     command: str                      versions: name -> version
     machine_values: [{field, value, unit, kind, source}]
-    not_modelled: [str]
+    not_modelled: [str]               limits: [str], what a measurement cannot show
     glossary: part -> meaning
 
 ``paths`` is required; a section whose data is missing is left out.
@@ -43,6 +43,7 @@ from k3sim.sim.timeline import Phase, Timeline
 from k3sim.sim.whole_file import write_whole_file
 
 MAX_CRITICAL_ROWS = 20
+UNKNOWN = "–"
 
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
@@ -219,7 +220,8 @@ def _card(label: str, row: Mapping[str, Any]) -> str:
     ]
     if interval:
         lines.insert(0, ("90 % interval", f"{_number(interval[0])} to {_number(interval[1], unit='µs')}"))
-    rows = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in lines)
+    known = [(name, value) for name, value in lines if value != UNKNOWN]
+    rows = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in known)
     return f"""<section class="card"><h2>{_text(label)}</h2>
 <p class="big">{_number(row["step_us"])}<span> µs a step</span></p><dl>{rows}</dl></section>"""
 
@@ -232,8 +234,11 @@ def _waits(report: Mapping[str, Any]) -> str:
         [[part, *(_number(row.get(part), digits=1) for row in waits_us.values())] for part in parts],
         numbers=range(1, 1 + len(waits_us)),
     )
+    unknown = ""
+    if "kernel" in parts:
+        unknown = " Of a measured step, kernel and exchange are all that start and end of a kernel do not tell apart."
     return f"""<section><h2>Where the time goes</h2>
-<p>Every instant of the step on its slowest rank is one part: blue is work, the other colours are waiting.</p>
+<p>Every instant of the step on its slowest rank is one part: blue is work, the other colours are waiting.{unknown}</p>
 {_legend(parts, report.get("glossary", {}))}
 <div class="chart" id="waits"></div>
 <details><summary>As a table</summary>{table}</details></section>
@@ -314,9 +319,10 @@ def _footer(report: Mapping[str, Any]) -> str:
             for row in report["machine_values"]
         ]
         parts.append(f"<h2>Machine values this hangs on</h2>{_table(names, rows, numbers=[1])}")
-    if report.get("not_modelled"):
-        items = "".join(f"<li>{_text(item)}</li>" for item in report["not_modelled"])
-        parts.append(f"<h2>Not modelled</h2><ul>{items}</ul>")
+    for key, title in (("not_modelled", "Not modelled"), ("limits", "What was measured, and what was not")):
+        if report.get(key):
+            items = "".join(f"<li>{_text(item)}</li>" for item in report[key])
+            parts.append(f"<h2>{title}</h2><ul>{items}</ul>")
     return f"<footer>{''.join(parts)}</footer>"
 
 
@@ -343,12 +349,12 @@ def _table(names: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequ
 
 
 def _text(value: Any) -> str:
-    return "–" if value is None else escape(str(value))
+    return UNKNOWN if value is None else escape(str(value))
 
 
 def _number(value: float | None, *, digits: int = 0, unit: str = "") -> str:
     if value is None:
-        return "–"
+        return UNKNOWN
     return f"{value:,.{digits}f}{' ' if unit else ''}{unit}"
 
 
@@ -360,4 +366,4 @@ def _quantity(value: Any) -> str:
 
 
 def _percent(fraction: float | None) -> str:
-    return "–" if fraction is None else f"{100 * fraction:.0f} %"
+    return UNKNOWN if fraction is None else f"{100 * fraction:.0f} %"

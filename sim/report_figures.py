@@ -47,6 +47,7 @@ PART_COLOURS = {
     "poll": "#6e4477",
     "host": "#525252",
     "run": "#b1b7bd",
+    "exchange": "#963cf0",
     # Parts of the waits that gather several phases, or name one by what it means.
     "ramp and drain": "#acf4cb",
     "dependency latency": "#e76e03",
@@ -222,7 +223,9 @@ def layer_figure(timeline: Timeline, layer: int) -> Figure | None:
     window_us = (end_ps - start_ps) / PS_PER_US
     return {
         "data": data,
-        "layout": _timeline_layout(list(lanes), window_us, f"time from the start of layer {layer} (µs)", 66),
+        "layout": _timeline_layout(
+            list(lanes), window_us, f"time from the start of layer {layer} (µs)", 66, with_rate=bool(timeline.counters)
+        ),
     }
 
 
@@ -240,7 +243,9 @@ def step_figure(timeline: Timeline) -> Figure:
     data += _hbm_traces(timeline, 0, timeline.step_ps, mean_bins=MEAN_BINS)
     return {
         "data": data,
-        "layout": _timeline_layout(list(lanes), timeline.step_us, "time from the start of the step (µs)", 34),
+        "layout": _timeline_layout(
+            list(lanes), timeline.step_us, "time from the start of the step (µs)", 34, with_rate=bool(timeline.counters)
+        ),
     }
 
 
@@ -360,21 +365,26 @@ def _mean_rates(steps: Sequence[tuple[int, int]], edges_ps: Sequence[int]) -> li
     return [*means, means[-1]]
 
 
-def _timeline_layout(lanes: Sequence[str], length_us: float, x_title: str, row_height: int) -> Figure:
-    rows_height, rate_height, gap = row_height * len(lanes), 90, 24
+def _timeline_layout(
+    lanes: Sequence[str], length_us: float, x_title: str, row_height: int, *, with_rate: bool
+) -> Figure:
+    """Rows of lanes, and below them the HBM rate where there is one: a measured timeline has none."""
+    rows_height, rate_height, gap = row_height * len(lanes), 90 if with_rate else 0, 24 if with_rate else 0
     inner_height = rows_height + gap + rate_height
     layout = _layout(height=inner_height + 80, barmode="overlay")
     layout["margin"] |= {"t": 30}  # the zoom buttons stand there
     layout["uniformtext"] = {"mode": "hide", "minsize": 9}
     layout["hovermode"] = "closest"
     layout["dragmode"] = "zoom"
-    layout["xaxis"] |= {"anchor": "y2", "range": [0, length_us]}
+    layout["xaxis"] |= {"anchor": "y2" if with_rate else "y", "range": [0, length_us]}
     layout["xaxis"]["title"]["text"] = x_title
     layout["yaxis"] |= {
         **_named_rows(lanes),
         "domain": [1 - rows_height / inner_height, 1],
         "fixedrange": True,
     }
+    if not with_rate:
+        return layout
     layout["yaxis2"] = _axis() | {
         "title": {"text": "HBM (TB/s)", "font": {"size": 12, "color": MUTED}},
         "domain": [0, rate_height / inner_height],

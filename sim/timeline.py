@@ -1,7 +1,7 @@
 """The timeline of one decode step: kernels, the spans inside them, and resource use over time.
 
 A simulated timeline and one measured on a GPU are the same type, so every report works on both; a measured one
-may lack spans (it then has one ``Phase.RUN`` span a kernel) and counters.
+lacks counters, and has the spans that start and end of its kernels allow (``start_end``).
 
 Times are integer picoseconds from the start of the step.
 """
@@ -37,6 +37,7 @@ class Phase(str, Enum):
     SEND = "send"  # stores to peers leave the port
     HOST = "host"  # the host, outside the graph
     RUN = "run"  # a measured kernel whose inside is not known
+    EXCHANGE = "exchange"  # a measured kernel that takes what peers sent
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ class Part(str, Enum):
     SLOWER_PEER = "slower_peer"
     SIDE_STREAM = "side_stream"
     HOST = "host"
-    UNKNOWN = "kernel"  # a measured kernel whose inside is not known
+    UNKNOWN = "kernel"  # a measured kernel beyond its bytes: start and end tell no more
+    EXCHANGE = "exchange"  # likewise, of one that takes what peers sent
 
     @property
     def word(self) -> str:
@@ -59,7 +60,8 @@ _MEANINGS = {
     "slower_peer": "this rank's data has arrived, another rank's has not",
     "side_stream": "a side stream has less HBM or fewer SMs than it could use",
     "host": "the host, outside the graph",
-    "kernel": "a measured kernel whose inside is not known",
+    "kernel": "a measured kernel beyond its bytes: first bytes, latency, arithmetic, barriers, drain",
+    "exchange": "a measured kernel that takes what peers sent: seeing it arrive, and its own latency",
 }
 _WORDS = {
     "kv_state": "KV and state",
@@ -89,6 +91,7 @@ _PART_OF_PHASE: Mapping[Phase, Part] = {
     Phase.SEND: Part.NVLINK,
     Phase.HOST: Part.HOST,
     Phase.RUN: Part.UNKNOWN,
+    Phase.EXCHANGE: Part.EXCHANGE,
 }
 
 
@@ -162,7 +165,11 @@ def _walk_kernel(
         now = min(now, span.start_ps)
     cause = runs.get(run.launched_by)
     attribute(run.start_ps, Part.LAUNCH, run.index)
-    return cause, min(now, run.start_ps)
+    if cause is None:
+        return None, min(now, run.start_ps)
+    # A simulated kernel starts when it may, a measured one when it is seen to run.
+    attribute(cause.end_ps, Part.LAUNCH, run.index)
+    return cause, min(now, run.start_ps, cause.end_ps)
 
 
 def waits_ps(segments: Iterable[Segment]) -> dict[Part, int]:

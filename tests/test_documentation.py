@@ -37,6 +37,7 @@ from k3sim.sim.waits import Part
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 BIN = Path(sys.executable).parent
+MEASURED = str(ROOT / "calibrate" / "data" / "h200-decode-fused.json")
 REFUSED = "# exit status 2"
 
 
@@ -203,6 +204,8 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "validate": ("validate",),
         "kernels list": ("kernels", "list"),
         "calibrate": ("calibrate", "--from", "h200", "--machine-out", "mine.json"),
+        "report": ("report", MEASURED),
+        "compare of files": ("compare", MEASURED, "k3sim-out/timeline.json"),
     }
     found: dict[str, Any] = {}
     for name, words in commands.items():
@@ -306,6 +309,21 @@ def test_documented_keys_of_a_calibration_check() -> None:
     check("calibrate --check", [{**document, "files": {"html": "page.html"}}])
     check("checked measurement", document["cases"])
     check("summary of a check", list(document["summary"].values()))
+
+
+def test_documented_keys_of_a_comparison_of_files(documents: dict[str, Any]) -> None:
+    document = documents["compare of files"]
+    check("compare of files", [document])
+    check("side of files", [document["before"], document["after"]])
+    check("compared stage", document["stages"])
+
+
+def test_documented_keys_of_a_measured_step(documents: dict[str, Any]) -> None:
+    check("report", [documents["report"]])
+    common = [row[0] for row in table("json.md", "stages")]
+    rows = json.loads(Path(MEASURED).read_text())["stages"]
+    check("measured stage", [{key: value for key, value in row.items() if key not in common} for row in rows])
+    assert all(set(common) <= set(row) for row in rows)
 
 
 def test_documented_keys_of_machines(documents: dict[str, Any]) -> None:

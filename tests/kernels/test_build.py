@@ -20,7 +20,7 @@ WITHOUT_WIDE_LOADS = {"l2_prefetch", "advance"}
 
 
 def test_the_catalogue_has_every_operator_that_has_a_cost() -> None:
-    assert {name.split(".")[0] for name in COSTS} == set(BUILDS)
+    assert {name.split(".")[0] for name in COSTS} == {*BUILDS, "cublas"}  # which is another's, called through torch
 
 
 def test_names_of_kernels_are_file_names() -> None:
@@ -55,7 +55,7 @@ def test_every_kernel_builds_without_a_spill_in_it(tmp_path: Path, architecture:
         assert (tmp_path / entry["cubin"]).read_bytes()[:4] == b"\x7fELF"
         for code in entry["functions"]:
             assert code["spills"] == code["stack_bytes"] == 0, entry
-            assert 16 <= code["registers"] <= 255, entry
+            assert 8 <= code["registers"] <= 255, entry
             assert code["instructions"] > 20, entry
             if WITHOUT_WIDE_LOADS.isdisjoint((entry["operator"], entry["kernel"])):
                 assert code["loads_16_byte"] + code["bulk_copies"] > 0, entry

@@ -1,0 +1,189 @@
+"""Files of measured steps on the command line: reports, comparisons, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k3sim.calibrate.decode import DecodeOptions, Launch, Measured, case_of, lines_of, timeline_from
+from k3sim.cli import main
+from k3sim.report import dump_json
+
+STORED = Path(__file__).parents[1] / "calibrate" / "data" / "h200-decode-fused.json"
+Capture = pytest.CaptureFixture[str]
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as exit_info:
+        main(list(arguments))
+    assert isinstance(exit_info.value.code, int)
+    return exit_info.value.code
+
+
+def measured(**options: Any) -> Measured:
+    """A step whose kernels start 4 us apart and take 6, every one launched before the last has ended."""
+    case = case_of(DecodeOptions(layers=2, **options))
+    launches = [Launch(("k", "", ""), 4.0 * at, 6.0, None) for at in range(len(case.program.calls))]
+    return Measured(
+        case=case,
+        samples_us=(100.0, 101.0, 102.0),
+        read_bytes_per_s=4e12,
+        moved_bytes=10**8,
+        needed_bytes=10**9,
+        allocated_bytes=10**9,
+        start_s=1.0,
+        environment={"gpu": "NVIDIA H200", "num_sms": 132},
+        timeline=timeline_from(launches, list(range(len(launches))), case),
+        num_launches=len(launches),
+    )
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def saved(document: dict[str, Any], name: str = "given.json") -> str:
+    Path(name).write_text(dump_json(document))
+    return name
+
+
+def test_a_decode_prints_and_stores_its_parts(work: Path, capsys: Capture) -> None:
+    step = measured()
+    document = step.to_dict()
+    profiled_us = 4.0 * (len(document["stages"]) - 1) + 6.0
+    assert sum(document["waits_us"].values()) == pytest.approx(document["profiled_us"]) == pytest.approx(profiled_us)
+    lines = lines_of(step)
+    for part in ("weights", "kernel", "exchange", f"step {profiled_us:38.1f}"):
+        assert any(line.startswith(part) for line in lines), part
+    # The file alone gives the same again.
+    assert run("report", saved(document), "--json") == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["waits_us"] == document["waits_us"] and again["critical_path"] == document["critical_path"]
+    assert {path.name for path in Path("k3sim-out").iterdir()} == {"measured.html", "measured.pftrace"}
+
+
+def test_a_decode_leaves_file_page_and_trace(
+    work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = measured()
+    monkeypatch.setattr("k3sim.calibrate.decode.decode", lambda options: step)
+    assert run("decode", "--layers", "2", "--out", "out") == 0
+    text = capsys.readouterr().out
+    names = {"measured.json", "measured.html", "measured.pftrace"}
+    assert {path.name for path in Path("out").iterdir()} == names
+    assert all(f"wrote out/{name}" in text for name in names)
+    assert json.loads(Path("out/measured.json").read_text()) == json.loads(dump_json(step.to_dict()))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert run("decode", "--layers", "2", "--out", "bare", "--json") == 0
+    assert [path.name for path in Path("bare").iterdir()] == ["measured.json"]
+
+
+def test_a_report_prints_the_parts_and_the_stages_that_hold_most(work: Path, capsys: Capture) -> None:
+    assert run("report", str(STORED), "--out", "out") == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    for word in ("H200, tp16ep1dcp1", "where the profiled step goes", "exchange", "moe.experts", "measured.html"):
+        assert word in captured.out
+
+
+def test_a_file_of_before_calls_were_kept_gets_them_from_the_program(work: Path, capsys: Capture) -> None:
+    for options in ({}, {"path": "stock"}, {"without": ("welded",)}):
+        document = measured(**options).to_dict()
+        old = {key: value for key, value in document.items() if key not in ("waits_us", "critical_path", "profiled_us")}
+        columns = ("rank", "layer", "kind", "stage", "stream", "start_us", "end_us")
+        old["stages"] = [{key: row[key] for key in columns} for row in document["stages"]]
+        assert run("report", saved(old), "--json") == 0
+        assert json.loads(capsys.readouterr().out)["waits_us"] == document["waits_us"]
+    del old["stages"][3]
+    assert run("report", saved(old)) == 2
+    assert "given.json: its kernels are not those that" in capsys.readouterr().err
+
+
+def test_a_comparison_of_files_has_parts_by_one_rule(work: Path, capsys: Capture) -> None:
+    assert run("timeline", "--machine", "h200", "--kernels", "own", "--no-skew", "--out", "predicted") == 0
+    capsys.readouterr()
+    assert run("compare", str(STORED), "predicted/timeline.json", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    before, after = document["before"], document["after"]
+    assert before["start_end_us"] is None
+    assert sum(before["waits_us"].values()) == pytest.approx(json.loads(STORED.read_text())["profiled_us"])
+    assert sum(after["waits_us"].values()) == pytest.approx(after["step_us"])
+    assert document["notes"] == []
+    assert sum(after["start_end_us"].values()) == pytest.approx(after["step_us"])
+    assert set(after["start_end_us"]) <= {"weights", "kv_state", "launch", "kernel", "exchange"}
+    # Stages hold the whole path of each side.
+    for side, total in (("before", sum(before["waits_us"].values())), ("after", after["step_us"])):
+        assert sum(row[f"{side}_path_us"] for row in document["stages"]) == pytest.approx(total)
+    assert run("compare", str(STORED), "predicted/timeline.json") == 0
+    text = capsys.readouterr().out
+    for word in ("NVLink flight", "exchange", "by starts and ends", "sum of the parts", "on path"):
+        assert word in text
+
+
+def test_a_step_that_was_not_profiled_compares_by_nothing_but_says_so(work: Path, capsys: Capture) -> None:
+    document = measured().to_dict()
+    public = {**document, "measured": False, "command": "k3sim timeline"}
+    del public["waits_us"]
+    shutil.copy(saved(public), "public.json")
+    assert run("compare", saved(document), "public.json") == 0
+    assert "no parts: public.json has none" in capsys.readouterr().out
+
+
+def change(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda document: document.update({name: value})
+
+
+def change_stage(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda document: document["stages"][5].update({name: value})
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (change("measured", False), "not a measured step"),
+        (change("stages", []), "was not profiled"),
+        (change("stages", [5]), "stages[0] is not an object"),
+        (change("stages", "all"), "no list of stages"),
+        (change("step_us", -1), "step_us is -1"),
+        (change("step_us", True), "step_us is True"),
+        (change("read_bytes_per_s", 0), "read_bytes_per_s is 0"),
+        (change("read_bytes_per_s", "fast"), "read_bytes_per_s is 'fast'"),
+        (change("floor_us", "low"), "floor_us is 'low'"),
+        (change_stage("rank", 1), "kernels of 2 ranks"),
+        (change_stage("end_us", None), "stages[5] is"),
+        (change_stage("waits_for", [5]), "does not say what its call waits for"),
+        (change_stage("waits_for", "embed.push"), "does not say what its call waits for"),
+        (change_stage("polls", 1), "does not say what its call waits for"),
+        (change_stage("weight_bytes", -4), "does not say what its call waits for"),
+        (change_stage("prefetched", [[1]]), "does not say what its call waits for"),
+        (change_stage("call", 9), "different calls; each is one call"),
+    ],
+)
+def test_bad_files_are_one_line_and_status_2(
+    work: Path, capsys: Capture, edit: Callable[[dict[str, Any]], None], message: str
+) -> None:
+    document = json.loads(dump_json(measured().to_dict()))
+    edit(document)
+    assert run("report", saved(document), "--out", "out") == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert captured.err.startswith("k3sim: given.json: ") and message in captured.err
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("", "not valid JSON"), ("[]", "not a JSON object"), ('{"stages": [', "not valid JSON")]
+)
+def test_files_that_are_no_documents(work: Path, capsys: Capture, text: str, message: str) -> None:
+    Path("given.json").write_text(text)
+    assert run("report", "given.json") == 2
+    assert message in capsys.readouterr().err
+    assert run("report", "nothing.json") == 2
+    assert "nothing.json: cannot be read" in capsys.readouterr().err
