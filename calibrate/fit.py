@@ -27,7 +27,7 @@ from typing import Any
 from k3sim.calibrate.samples import Run, Sample, SampleFile
 from k3sim.errors import UserError
 from k3sim.sim.intervals import quantiles
-from k3sim.sim.machine import Machine, load_machine, profile_path
+from k3sim.sim.machine import Machine, load_machine, machine_names, profile_path
 
 SOURCE = "k3sim calibrate/probes.py"
 BOOTSTRAP_DRAWS = 200
@@ -471,8 +471,13 @@ def profile_text(document: dict[str, Any]) -> str:
 
 
 def base_of(gpu: str, given: str | None = None) -> Machine:
-    """Shipped profile whose values stay where samples give none: ``given``, or that of the device."""
+    """Shipped profile whose values stay where samples give none: ``given``, or that of the device.
+
+    Raises UserError for a device without one, and for a name or a file that is no shipped profile.
+    """
     if given is not None:
+        if given.lower().endswith(".json"):
+            raise UserError(f"base is {given!r}; accepted: a shipped profile, {', '.join(machine_names())}")
         return load_machine(given)
     if gpu not in PROFILES:
         raise UserError(

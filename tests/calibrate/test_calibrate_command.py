@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,6 +77,7 @@ def test_a_refit_prints_a_table(folder: Path, capsys: Capture) -> None:
         ("--from none.json", "cannot read samples none.json: No such file or directory"),
         ("--from h201", "no stored samples of 'h201'; accepted: a sample file, or one of h200"),
         ("--from h200 --base h201", "unknown machine 'h201'"),
+        ("--from h200 --base mine.json", "base is 'mine.json'; accepted: a shipped profile, b200, "),
         ("--from h200 --machine-out a.txt", "machine-out is 'a.txt'; accepted: a path that ends in .json"),
         ("--from h200 --machine-out no/where.json", "cannot write no/where.json"),
         ("--check --from h200", "--check fits nothing"),
@@ -105,6 +108,61 @@ def test_without_a_gpu_it_says_what_works_anywhere(folder: Path, capsys: Capture
 def test_samples_are_named_after_the_gpu() -> None:
     assert calibration.default_samples("NVIDIA H200") == Path("h200-primitives.json")
     assert calibration.default_samples("NVIDIA GB300") == Path("gb300-primitives.json")
+
+
+def test_on_a_gpu_it_measures_what_is_missing_and_fits(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU and its probes replaced; what is stored of the H200 is what they read."""
+    stored = {
+        (case["probe"], json.dumps(case["parameters"])): case
+        for case in json.loads((DATA / "h200-primitives.json").read_text(encoding="utf-8"))["cases"]
+    }
+    taken = []
+
+    def replay(gpu: Any, recorder: probes.Recorder, *, keep: Any) -> None:
+        for (probe, _), case in stored.items():
+            if not keep(probe):
+                continue
+
+            def sampler(case: dict[str, Any] = case) -> dict[str, tuple[str, Any]]:
+                taken.append(case["probe"])
+                return {
+                    quantity: (reading["unit"], [reading["runs"][0][0]] * 5)
+                    for quantity, reading in case["readings"].items()
+                }
+
+            recorder.record(probe, case["parameters"], sampler)
+
+    def first(gpu: Any, recorder: probes.Recorder) -> None:
+        replay(gpu, recorder, keep=lambda probe: probe.startswith(("clocks", "tiny", "graph")))
+
+    def second(gpu: Any, recorder: probes.Recorder) -> None:
+        if len(taken) < 200 and not again:
+            raise KeyboardInterrupt  # killed half-way
+        replay(gpu, recorder, keep=lambda probe: not probe.startswith(("clocks", "tiny", "graph")))
+
+    again: list[bool] = []
+    head = {"schema_version": 2, "gpu": "NVIDIA H200", "num_sms": 132, "l2_bytes": 62914560, "torch": "2.11"}
+    torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
+    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]
+    monkeypatch.setattr(probes, "Gpu", lambda: SimpleNamespace(name="NVIDIA H200"))
+    monkeypatch.setattr(probes, "Clocks", lambda gpu: SimpleNamespace(hz=1.98e9))
+    monkeypatch.setattr(probes, "metadata", lambda gpu, quick: {**head, "date": "2026-12", "quick": quick})
+    monkeypatch.setattr(probes, "PROBES", {"first": first, "second": second})
+    assert run("calibrate", "--machine-out", "mine.json") == 130
+    assert not (folder / "mine.json").exists()
+    half = len(taken)
+    again.append(True)
+    assert run("calibrate", "--machine-out", "mine.json") == 0
+    assert len(taken) == 2 * len(stored)  # each case twice, none again
+    assert 0 < half < len(taken)
+    mine, h200 = load_machine("mine.json"), load_machine("h200")
+    assert mine.provenance["grid_barrier_s"].date == "2026-12"
+    assert mine.grid_barrier_s == h200.grid_barrier_s
+    assert mine.l2_effective_bytes == h200.l2_effective_bytes
+    assert mine.nvlink_one_way_s == h200.nvlink_one_way_s
+    assert "h200-primitives.json" in {one.name for one in folder.iterdir()}
 
 
 # -- check ----------------------------------------------------------------------------------------------------------
@@ -194,8 +252,6 @@ def test_the_notebook_runs(folder: Path) -> None:
 
 
 def test_fitting_without_scipy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(UserError, match=r"fitting needs scipy: pip install 'k3sim\[calibrate\]'"):
         calibration.calibrate(DATA / "h200-primitives.json")
