@@ -78,7 +78,8 @@ class Reader:
         shown = " ".join([case, *(f"{name}={value}" for name, value in parameters.items()), quantity])
         if not found:
             raise Undetermined(f"no sample of {shown}")
-        assert len(found) == 1, (shown, len(found))
+        if len(found) > 1:
+            raise Undetermined(f"{len(found)} samples of {shown}, accepted is one")
         if found[0].instability:
             raise Undetermined(f"{found[0].label}: {found[0].instability}")
         return self._si(found[0])
@@ -504,6 +505,8 @@ def fit(file: SampleFile, base: Machine, seed: int = 0) -> Calibration:
             fitted.append(step())
         except Undetermined as reason:
             undetermined[name] = str(reason)
+        except KeyError as missing:
+            undetermined[name] = f"a case lacks the parameter {missing}"
 
     for reading in READINGS:
         keep(reading.field, partial(_direct, reading, read, readers))

@@ -589,7 +589,9 @@ MOST_KEPT = 2000  # of more values (single loads, not repetitions) the percentil
 
 def checksum(document: Mapping[str, Any]) -> str:
     """Over a sample file's head and rows; spacing and the checksum itself do not count."""
-    rows = document.get("cases", document.get("timings", ()))
+    rows = document.get("cases", document.get("timings"))
+    if not isinstance(rows, list):
+        rows = []  # whoever reads the file says what is wrong with it
     head = {name: value for name, value in document.items() if name not in ("checksum", "cases", "timings")}
     return _checksum(head, [_digest(row) for row in rows])
 

@@ -184,7 +184,8 @@ def _primitives(path: Path, document: dict[str, Any]) -> SampleFile:
         probe = _entry(where, case, "probe", str)
         where = f"{where} ({probe})"
         parameters = _entry(where, case, "parameters", dict)
-        clock_hz = tuple(_number(f"{where} sm_clock_hz", one) for one in case.get("sm_clock_hz", ()))
+        clocks = _entry(where, case, "sm_clock_hz", list) if "sm_clock_hz" in case else []
+        clock_hz = tuple(_number(f"{where} sm_clock_hz", one) for one in clocks)
         for quantity, reading in _entry(where, case, "readings", dict).items():
             here = f"{where} {quantity}"
             unit = _entry(here, reading, "unit", str)
@@ -193,7 +194,7 @@ def _primitives(path: Path, document: dict[str, Any]) -> SampleFile:
             rows = _entry(here, reading, "runs", list)
             kept = reading.get("samples", [[]] * len(rows))
             if not rows or not isinstance(kept, list) or len(kept) != len(rows):
-                raise _Refusal(f"{here} has {len(rows)} runs and {len(kept)} lists of samples, accepted are as many")
+                raise _Refusal(f"{here} has {len(rows)} runs and samples {kept!r:.40}, accepted is a list for each run")
             runs = tuple(
                 _run(f"{here} run {index}", row, values, needs_values=schema == 2)
                 for index, (row, values) in enumerate(zip(rows, kept, strict=True))
@@ -249,7 +250,8 @@ def _kernels(path: Path, document: dict[str, Any]) -> SampleFile:
         name = f"timing {number}"
         title = _entry(name, timing, "name", str)
         case = f"{timing['operator']} {timing['case']}" if {"operator", "case"} <= timing.keys() else title
-        rows = [(case, timing), *((f"{case} ({one['name']})", one) for one in timing.get("peers", ()) if "name" in one)]
+        peers = _entry(name, timing, "peers", list) if "peers" in timing else []
+        rows = [(case, timing), *((f"{case} ({_entry(name, one, 'name', str)})", one) for one in peers)]
         for label, row in rows:
             if "error" not in row:  # a peer that is not installed
                 runs = _kernel_runs(f"{name} ({label})", row)

@@ -231,6 +231,17 @@ def test_a_clock_that_drifted_leaves_all_cycles_undetermined(tmp_path: Path) -> 
     assert "hbm_read_bytes_per_s" not in undetermined
 
 
+def test_cases_that_are_there_twice_or_lack_a_parameter_are_not_used(tmp_path: Path) -> None:
+    document = stored()
+    document["cases"] += [one for one in document["cases"] if one["probe"] == "clocks"]
+    for case in document["cases"]:
+        if case["probe"] == "hbm_bulk_in_flight":
+            del case["parameters"]["bytes_in_flight_per_sm"]
+    undetermined = refitted(tmp_path, document).undetermined
+    assert undetermined["sm_clock_hz"] == "2 samples of clocks sm_clock, accepted is one"
+    assert undetermined["hbm_in_flight_curve"] == "a case lacks the parameter 'bytes_in_flight_per_sm'"
+
+
 def test_a_file_of_kernels_is_no_file_to_fit() -> None:
     with pytest.raises(UserError, match=r"are of kernels; accepted for a fit are those of 'k3sim calibrate'"):
         fit(read_samples(DATA / "h200-kernels.json"), load_machine("h200"))

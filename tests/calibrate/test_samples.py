@@ -187,6 +187,31 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, document: object, rea
     assert "accepted" in str(caught.value) or "checksum" in str(caught.value)
 
 
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where something stands in a document; of lists the first two entries."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    return ([at] if at else []) + [place for key, one in inner for place in places(one, (*at, key))]
+
+
+def test_no_damage_to_a_file_is_more_than_a_refusal(tmp_path: Path) -> None:
+    kernels = stored("h200-kernels.json")
+    kernels["timings"] = kernels["timings"][:1]
+    path = tmp_path / "a.json"
+    for whole in ({k: v for k, v in small().items() if k != "checksum"}, kernels):
+        for place in places(whole):
+            for value in (None, True, -1, "x", [], {}, [1], {"a": 1}, float("nan")):
+                document = copy.deepcopy(whole)
+                inner: Any = document
+                for key in place[:-1]:
+                    inner = inner[key]
+                inner[place[-1]] = value
+                write(path, signed(document))
+                try:
+                    read_samples(path)
+                except UserError as refusal:
+                    assert "\n" not in str(refusal), (place, value)
+
+
 def test_a_truncated_file_and_one_that_is_not_there(tmp_path: Path) -> None:
     whole = (DATA / "h200-primitives.json").read_text(encoding="utf-8")
     cut = tmp_path / "cut.json"
