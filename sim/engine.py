@@ -22,7 +22,7 @@ from k3sim.sim.fabric import Exchange, Fabric
 from k3sim.sim.machine import Machine
 from k3sim.sim.memory import Memory, StreamLimit, bytes_per_us, picoseconds
 from k3sim.sim.skew import Paces, Skew, expected_maximum_of_normals
-from k3sim.sim.sm_slots import SmSlots
+from k3sim.sim.sm_slots import Placement, SmSlots
 from k3sim.sim.timeline import KernelRun, Phase, Span, Timeline
 
 Steps = Generator[simpy.Event, Any, None]
@@ -57,6 +57,7 @@ class _Stream:
     through: simpy.Event | None = None
     budget: int = 0
     began_ps: int = 0
+    more: _Stream | None = None  # of blocks that found room later
 
     def expose(self, ahead: _Stream, first_ps: int, start_ps: int) -> None:
         """Count in of what was started ahead what came after ``start_ps``, evenly from ``first_ps`` on."""
@@ -77,7 +78,7 @@ class _Gpu:
         self.variance_ps2 = 0.0  # of the rank's time since the last exchange, for expected skew
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Room:
     """A kernel at work: its GPU, its record, its resident blocks and its pace."""
 
@@ -86,6 +87,7 @@ class _Room:
     work: Work
     resident_blocks: int
     pace: float
+    rest: _Stream | None = None  # what blocks that started later have asked for
 
 
 class _Engine:
@@ -186,22 +188,29 @@ class _Engine:
         if granted is not None:
             left_by = yield granted
             self.span(run, Phase.SM_SLOTS, left_by, int(env.now))
+        placement = gpu.slots.place(work, held) if work.registers_per_thread else None
+        if placement is not None and not placement.on:
+            yield placement.whole
+            self.span(run, Phase.SM_SLOTS, -1, -1)
         if launches:
             # The first wave: later blocks are dispatched while earlier ones run.
             dispatch_ps = picoseconds(held.blocks * self.machine.block_dispatch_s)
             yield env.timeout(self.launch_ps + self.entry_ps + dispatch_ps)
             self.span(run, Phase.LAUNCH, cause_index, now)
-        if call.trigger == "start":
+        started = placement is None or not placement.missing
+        if call.trigger == "start" and started:
             self.trigger(state)
 
         if work.prefetches:
             yield from self.prefetch(gpu, run, work)
             self.finish(rank, state, held, causes)
             return
-        room = _Room(gpu, run, work, held.blocks, pace)
+        room = _Room(gpu, run, work, held.blocks if placement is None else held.blocks - placement.missing, pace)
         # The first pass that streams may be asked for at once, whatever the passes before it wait for.
         first = next((position for position, one in enumerate(work.passes) if one.reads), 0)
         both_ways = call.index in call.receives
+        if placement is not None and not started:
+            env.process(self.start_rest(room, placement, held.blocks, work.passes[first], call, state))
         ahead: dict[int, _Stream | None] = {first: self.start_early(room, work.passes[first])}
 
         # Dependency: the stream's predecessor, unless all data comes through buffers that peers fill.
@@ -235,6 +244,11 @@ class _Engine:
                 rank, run, self.fabric.exchange(index, rank, sender.group_size), self.states[rank, index]
             )
 
+        if placement is not None and not placement.whole.processed:
+            yield placement.whole
+            self.span(run, Phase.SM_SLOTS, -1, -1)
+        if room.rest is not None and (stream := ahead.get(first)) is not None:
+            stream.more = room.rest
         begun_ps = int(env.now)
         for position, one in enumerate(work.passes):
             if both_ways and position == 1:
@@ -263,7 +277,24 @@ class _Engine:
             run.sent_bytes = self.fabric.sent_bytes(work.sent_bytes_per_peer, call.group_size)
             state.sent_ps = int(env.now)
         self.vary(gpu, call, begun_ps)
+        if placement is not None:
+            gpu.slots.leave(placement)
         self.finish(rank, state, held, causes)
+
+    def start_rest(
+        self, room: _Room, placement: Placement, num_blocks: int, one: Pass, call: Call, state: _State
+    ) -> Steps:
+        """The blocks that found no room at first: they ask for their share, and then all blocks have triggered."""
+        first_blocks = room.resident_blocks
+        yield placement.whole
+        room.rest = self.start_early(
+            room, one, blocks=num_blocks - first_blocks,
+            skipped_bytes=first_blocks * room.work.bytes_in_flight_per_block,
+        )  # fmt: skip
+        room.resident_blocks = num_blocks
+        yield self.env.timeout(self.entry_ps)
+        if call.trigger == "start":
+            self.trigger(state)
 
     def host(self, call: Call, state: _State, cause_index: int) -> Steps:
         state.is_host = True
@@ -331,6 +362,12 @@ class _Engine:
             run.hbm_bytes += early.hbm_bytes
             run.l2_bytes += early.l2_bytes
             stream.expose(early, first_ps, start_ps)
+            if early.more is not None and early.more.through is not None:
+                if not early.more.through.processed:
+                    yield early.more.through
+                run.hbm_bytes += early.more.hbm_bytes
+                run.l2_bytes += early.more.l2_bytes
+                stream.expose(early.more, early.more.began_ps + self.hbm_latency_ps, start_ps)
         self.stream_spans(run, stream, limit, stream_start_ps)
         # The input was asked for together with the stream.
         left_ps = asked_ps + loads_ps - int(env.now)
@@ -370,10 +407,15 @@ class _Engine:
             limit.queue_bytes,
         )
 
-    def start_early(self, room: _Room, one: Pass) -> _Stream | None:
-        """Start the reads of a pass that need no predecessor, as far as the load pipeline holds them."""
+    def start_early(
+        self, room: _Room, one: Pass, *, blocks: int | None = None, skipped_bytes: int = 0
+    ) -> _Stream | None:
+        """Start the reads of a pass that need no predecessor, as far as the load pipeline of ``blocks`` holds them.
+
+        The first ``skipped_bytes`` are read by blocks that started before.
+        """
         gpu, limit = room.gpu, self.limit(room, one)
-        budget = room.resident_blocks * room.work.bytes_in_flight_per_block
+        budget = (room.resident_blocks if blocks is None else blocks) * room.work.bytes_in_flight_per_block
         reads = [read for read in one.reads if read.early and read.num_bytes]
         if not reads:
             return None
@@ -393,13 +435,17 @@ class _Engine:
         def begin(_: simpy.Event) -> None:
             nonlocal waiting
             gpu.memory.asked_bytes -= asked_bytes
-            left = budget
+            left, skipped = budget, skipped_bytes
             for read in reads:
-                num_bytes = min(left, read.num_bytes)
+                passed = min(skipped, read.num_bytes)
+                skipped -= passed
+                num_bytes = min(left, read.num_bytes - passed)
                 if num_bytes > 0:
                     self.start(gpu, stream, read, num_bytes, limit)
                 left -= num_bytes
             waiting = len(stream.parts)
+            if not waiting and stream.through is not None:
+                stream.through.succeed()
             for part in stream.parts:
                 assert part.callbacks is not None
                 part.callbacks.append(part_done)
@@ -411,7 +457,7 @@ class _Engine:
 
     def late_reads(self, one: Pass, early: _Stream | None) -> list[tuple[Read, int]]:
         """Reads of a pass, less what was started ahead."""
-        left = 0 if early is None else early.budget
+        left = 0 if early is None else early.budget + (early.more.budget if early.more is not None else 0)
         late: list[tuple[Read, int]] = []
         for read in one.reads:
             num_bytes = read.num_bytes

@@ -3,11 +3,17 @@
 Blocks are spread evenly, so room is counted over the whole chip. A kernel that would run in several waves holds
 one full wave. A kernel is admitted when its wave fits beside those that run, in the order of asking within a
 stream; where it does not fit it waits, and with it the gain of an early launch is gone.
+
+Kernels whose registers are known are placed SM by SM as well: a block with 200 KB of shared memory finds no room beside
+one that holds the registers, nor on an SM whose shared memory was carved out for less and that is not idle since. That
+kernel starts with the blocks that fit; the others follow when room is left, and only then has all of it started. In a
+profiled step of an H200 the launch that is started by such a one (kda.decode) begins when the last small kernel on the
+chip (attn_res.mixer) has ended, as this says.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import simpy
 
@@ -15,6 +21,10 @@ from k3sim.errors import UserError
 from k3sim.kernels.work import Work
 from k3sim.sim.machine import Machine
 
+# Shared memory that an SM can be set to (CUDA C++ Programming Guide, compute capability 9.0 and 10.0). The first block
+# on an idle SM sets it, and it stays until the SM is idle again.
+CARVE_OUTS = tuple(1024 * one for one in (8, 16, 32, 64, 100, 132, 164, 196, 228))
+RESERVED_SMEM_BYTES = 1024  # of each block, by the system
 REGISTERS_PER_SM = 64 * 1024  # compute capability 9.0, 10.0 and 10.3 (CUDA C++ Programming Guide)
 
 
@@ -26,6 +36,17 @@ class Footprint:
     smem_bytes: int
     threads: int
     registers: int = 0
+
+
+@dataclass(eq=False)
+class Placement:
+    """Where the blocks of one kernel are: ``missing`` ones have no room yet; ``whole`` fires when all have started."""
+
+    needs: tuple[int, int, int]  # shared memory, threads, registers of a block
+    missing: int
+    carve_out: int  # shared memory of an SM that the first of its blocks sets
+    whole: simpy.Event
+    on: dict[int, int] = field(default_factory=dict)
 
 
 class SmSlots:
@@ -42,6 +63,9 @@ class SmSlots:
         self._free_threads = self._num_sms * self._threads_per_sm
         self._free_registers = self._num_sms * REGISTERS_PER_SM
         self._waiting: list[tuple[Footprint, simpy.Event]] = []
+        # Of each SM: shared memory as carved out, threads and registers that are free, and blocks that are there.
+        self._rooms = [[self._smem_per_sm, self._threads_per_sm, REGISTERS_PER_SM, 0] for _ in range(self._num_sms)]
+        self._parts: list[Placement] = []  # of kernels that have not started whole, in the order of launch
 
     def footprint(self, work: Work) -> Footprint:
         """The wave that a kernel holds when it has the chip to itself.
@@ -101,3 +125,55 @@ class SmSlots:
         self._free_smem -= wanted.smem_bytes
         self._free_threads -= wanted.threads
         self._free_registers -= wanted.registers
+
+    def place(self, work: Work, held: Footprint) -> Placement:
+        """Put as many of the wave's blocks on SMs as fit now, evenly; the rest follows as others leave."""
+        needs = (
+            work.smem_bytes_per_block + RESERVED_SMEM_BYTES,
+            work.threads_per_block,
+            work.registers_per_thread * work.threads_per_block,
+        )
+        have = (self._smem_per_sm, self._threads_per_sm, REGISTERS_PER_SM)
+        most = min(work.max_blocks_per_sm, *(one // need for one, need in zip(have, needs, strict=True)))
+        wanted = max(1, most) * needs[0]
+        placement = Placement(
+            needs=needs,
+            missing=held.blocks,
+            carve_out=next((one for one in CARVE_OUTS if one >= wanted), self._smem_per_sm),
+            whole=simpy.Event(self._env),
+        )
+        self._parts.append(placement)
+        self._fill()
+        return placement
+
+    def leave(self, placement: Placement) -> None:
+        """Give back the SMs of a kernel that has ended."""
+        for sm, count in placement.on.items():
+            room = self._rooms[sm]
+            for number, needed in enumerate(placement.needs):
+                room[number] += count * needed
+            room[3] -= count
+        placement.on.clear()
+        self._fill()
+
+    def _fill(self) -> None:
+        for one in self._parts:
+            before = -1
+            while one.missing and one.missing != before:
+                before = one.missing
+                # The emptiest SMs first, one block each in a round.
+                order = sorted(range(self._num_sms), key=lambda sm: (-self._rooms[sm][2], -self._rooms[sm][0], sm))
+                for sm in order:
+                    room = self._rooms[sm]
+                    if one.missing and not room[3]:
+                        room[0] = one.carve_out
+                    if one.missing and all(room[number] >= need for number, need in enumerate(one.needs)):
+                        room[3] += 1
+                        for number, needed in enumerate(one.needs):
+                            room[number] -= needed
+                        one.on[sm] = one.on.get(sm, 0) + 1
+                        one.missing -= 1
+            if one.missing:
+                break  # blocks start in the order of launch
+            one.whole.succeed()
+        self._parts = [one for one in self._parts if one.missing]

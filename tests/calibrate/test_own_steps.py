@@ -37,7 +37,7 @@ def test_labels_tell_switch_sets_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "low", "high"), [("stock", -0.21, -0.12), ("fused", -0.26, -0.19)]
+    ("kind", "low", "high"), [("stock", -0.21, -0.12), ("fused", -0.25, -0.15)]
 )
 def test_errors_of_whole_steps_lie_in_their_band(kind: str, low: float, high: float) -> None:
     errors = {label: row.error for label, row in STEPS.items() if label.startswith(f"h200: {kind},")}
@@ -48,7 +48,7 @@ def test_errors_of_whole_steps_lie_in_their_band(kind: str, low: float, high: fl
 
 @pytest.mark.parametrize(
     ("switch", "low", "high"),
-    [("size-matched", 0.95, 1.10), ("welded", 0.70, 0.90), ("shared-routing", 0.80, 1.0), ("prefetch", 1.5, 3.0)],
+    [("size-matched", 0.90, 1.05), ("welded", 0.45, 0.60), ("shared-routing", 0.80, 1.0), ("prefetch", 1.5, 3.0)],
 )
 def test_what_a_switch_is_worth_is_predicted(switch: str, low: float, high: float) -> None:
     """Predicted over measured cost of leaving one out."""
@@ -64,7 +64,7 @@ def test_increments_add_up_to_the_step() -> None:
     assert predicted == pytest.approx(own_steps.predict_measured(document).step_us, rel=0.001)
 
 
-@pytest.mark.parametrize("stage", ["kda.decode", "embed.push", "head.lm_head"])
+@pytest.mark.parametrize("stage", ["kda.decode", "kda.in_proj", "mla.qkv_a_gate", "embed.push", "head.lm_head"])
 def test_stages_that_agree(stage: str) -> None:
     one = STAGES[stage]
     assert one.predicted_increment_us == pytest.approx(one.measured_increment_us, rel=0.25)

@@ -12,7 +12,7 @@ from tiny import TINY, call, reads, simulate, stream, work
 
 from k3sim.errors import UserError
 from k3sim.kernels.work import Pass
-from k3sim.sim.sm_slots import Footprint, SmSlots
+from k3sim.sim.sm_slots import Footprint, Placement, SmSlots
 
 NOTHING = Pass()
 
@@ -115,3 +115,50 @@ def test_two_kernels_in_turn_on_a_full_chip(monkeypatch: pytest.MonkeyPatch) -> 
     full = work(Pass(reads=(reads(1000),)), smem_bytes_per_block=1000)
     timeline = simulate(monkeypatch, {"a": full}, [call(0, "a"), call(1, "a", stream="aux")], num_ranks=1)
     assert [(run.start_ps, run.end_ps) for run in timeline.kernels] == [(0, 2100), (0, 4200)]
+
+
+HOPPER = replace(
+    TINY, num_sms=4, smem_bytes_per_sm=228 * 1024, max_smem_bytes_per_block=227 * 1024, threads_per_sm=2048
+)
+
+
+def placed(sms: SmSlots, **shape: int) -> Placement:
+    one = replace(work(NOTHING, max_blocks_per_sm=8), **shape)
+    return sms.place(one, sms.footprint(one))
+
+
+def test_a_block_waits_for_an_sm_that_was_carved_out_for_less() -> None:
+    """A small kernel on two of four SMs: the large one starts on the other two, and whole when the small has gone."""
+    sms = SmSlots(simpy.Environment(), HOPPER)
+    small = placed(sms, num_blocks=2, threads_per_block=128, registers_per_thread=64, smem_bytes_per_block=2048)
+    large = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
+    assert sorted(large.on.values()) == [1, 1] and set(large.on).isdisjoint(small.on)
+    assert not large.whole.triggered
+    sms.leave(small)
+    assert large.missing == 0 and large.whole.triggered and len(large.on) == 4
+
+
+def test_a_small_block_joins_an_sm_that_was_carved_out_for_more() -> None:
+    sms = SmSlots(simpy.Environment(), HOPPER)
+    placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
+    small = placed(sms, num_blocks=2, threads_per_block=128, registers_per_thread=64, smem_bytes_per_block=2048)
+    assert small.whole.triggered
+
+
+def test_registers_keep_a_block_out() -> None:
+    sms = SmSlots(simpy.Environment(), HOPPER)
+    first = placed(sms, num_blocks=3, threads_per_block=256, registers_per_thread=184, smem_bytes_per_block=2048)
+    second = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=2048)
+    assert first.whole.triggered
+    # 18,432 of 65,536 registers are left beside the first, too few for 21,504; the fourth SM takes three.
+    assert second.on == {3: 3} and second.missing == 1
+
+
+def test_blocks_start_in_the_order_of_launch() -> None:
+    sms = SmSlots(simpy.Environment(), HOPPER)
+    running = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
+    large = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
+    behind = placed(sms, num_blocks=1, threads_per_block=128, registers_per_thread=32, smem_bytes_per_block=1024)
+    assert large.missing == 4 and behind.missing == 1
+    sms.leave(running)
+    assert large.whole.triggered and behind.whole.triggered
