@@ -35,25 +35,6 @@ def table(rows: list[Row], unit: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def stage_table(rows: list[StageRow]) -> str:
-    """Stages of the main stream, the largest share of the gap first."""
-    lines = [
-        "| Stage | Kernels | Measured us | Predicted us | Measured step us | Predicted step us | Of the gap us |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-
-    def gap_us(row: StageRow) -> float:
-        return row.count * (row.measured_increment_us - row.predicted_increment_us)
-
-    for row in sorted(rows, key=gap_us, reverse=True):
-        if row.stream == "main":
-            lines.append(
-                f"| {row.stage} | {row.count} | {row.measured_duration_us:.2f} | {row.predicted_duration_us:.2f} | "
-                f"{row.measured_increment_us:.2f} | {row.predicted_increment_us:.2f} | {gap_us(row):+.0f} |"
-            )
-    return "\n".join(lines) + "\n"
-
-
 def measured_steps() -> dict[str, dict[str, Any]]:
     """Steps of ``k3sim decode --table`` by the command that measures each."""
     return {row["command"]: row for row in json.loads((DATA / "h200-decode-steps.json").read_text())["steps"]}
@@ -147,6 +128,24 @@ def decode_parts() -> str:
             stages = ", ".join(f"{row['stage']} {row['us']:,.0f}" for row in most)
             lines.append(f"| {part.word} | {us:,.1f} | {100 * us / total:.1f} % | {stages} |")
     lines.append(f"| step, profiled | {total:,.1f} | | |")
+
+
+def stage_table(rows: list[StageRow]) -> str:
+    """Stages of the main stream, the largest share of the gap first."""
+    lines = [
+        "| Stage | Kernels | Measured us | Predicted us | Measured step us | Predicted step us | Of the gap us |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+
+    def gap_us(row: StageRow) -> float:
+        return row.count * (row.measured_increment_us - row.predicted_increment_us)
+
+    for row in sorted(rows, key=gap_us, reverse=True):
+        if row.stream == "main":
+            lines.append(
+                f"| {row.stage} | {row.count} | {row.measured_duration_us:.2f} | {row.predicted_duration_us:.2f} | "
+                f"{row.measured_increment_us:.2f} | {row.predicted_increment_us:.2f} | {gap_us(row):+.0f} |"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -158,13 +157,13 @@ def rewritten(page: str) -> str:
         "kda layer": table(layer_rows(), "us"),
         "kernels": table(kernel_rows(), "us"),
         "own kernels": table(own_kernel_rows(), "us"),
-        "cublas": table(cublas_rows(), "us"),
-        "own steps": table(own_step_rows(), "ms"),
-        "own stages": stage_table(own_stage_rows()),
         "decode steps": decode_steps(),
         "decode switches": decode_switches(),
         "decode rank": decode_rank(),
         "decode parts": decode_parts(),
+        "cublas": table(cublas_rows(), "us"),
+        "own steps": table(own_step_rows(), "ms"),
+        "own stages": stage_table(own_stage_rows()),
     }
     for name, text in tables.items():
         begin, end = f"<!-- {name}: written by docs/measurements_tables.py -->\n", f"<!-- {name}: end -->\n"
