@@ -5,6 +5,9 @@ be carried to a machine on which nothing else is installed. Each case is taken t
 other; the difference of their medians is the noise floor. Inside a block times are ``clock64`` of its SM; across
 SMs they are ``%globaltimer``, since the clocks of different GPCs drift.
 
+The file is written anew after each case, with a checksum, and a run goes on from what it holds. ``samples.py`` reads
+it and ``fit.py`` says which machine value each case gives.
+
 The card is measured as it is found: no clock, power or mode setting is touched.
 """
 
@@ -12,11 +15,12 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -579,40 +583,123 @@ def compile_probes(major: int, minor: int) -> bytes:
     return bytes(cubin)
 
 
-class Recorder:
-    """Takes each case twice and keeps median, percentiles and count of both; writes after every case."""
+SCHEMA_VERSION = 2
+MOST_KEPT = 2000  # of more values (single loads, not repetitions) the percentiles 0 to 100 are kept
 
-    def __init__(self, gpu: Gpu, path: Path, quick: bool) -> None:
-        self.path, self.quick, self.gpu = path, quick, gpu
-        self.cases: list[dict[str, Any]] = []
+
+def checksum(document: Mapping[str, Any]) -> str:
+    """Over a sample file's head and rows; spacing and the checksum itself do not count."""
+    rows = document.get("cases", document.get("timings"))
+    if not isinstance(rows, list):
+        rows = []  # whoever reads the file says what is wrong with it
+    head = {name: value for name, value in document.items() if name not in ("checksum", "cases", "timings")}
+    return _checksum(head, [_digest(row) for row in rows])
+
+
+def _checksum(head: Mapping[str, Any], digests: Sequence[str]) -> str:
+    return "sha256:" + _digest([_digest(head), *digests])
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+class CannotResume(ValueError):
+    """The file is of another GPU or program, or is no file of probes."""
+
+
+class Recorder:
+    """Takes each case twice and keeps every repetition and a summary of both; writes after every case.
+
+    Cases that ``path`` holds already are not taken again. Raises CannotResume where its head differs from this run's.
+    """
+
+    def __init__(self, gpu: Gpu, path: Path, quick: bool, on_case: Callable[[str], None] | None = None) -> None:
+        self.path, self.gpu, self.quick = path, gpu, quick
         self.replays = 20 if quick else 200
         self.started = time.monotonic()
+        self.on_case = on_case or _print_line
+        self.head = metadata(gpu, quick)
+        self.rows: list[str] = []
+        self.digests: list[str] = []
+        self.done: set[str] = set()
+        for case in cases_of(path, self.head):
+            self._keep(case)
 
     def record(
         self, probe: str, parameters: dict[str, Any], sampler: Callable[[], dict[str, tuple[str, Any]]]
     ) -> None:
         """``sampler`` gives {quantity: (unit, readings)}, and is called twice."""
-        import numpy
-
+        if _name(probe, parameters) in self.done:
+            return
+        before_hz = Clocks(self.gpu).hz
         runs = [sampler(), sampler()]
-        readings: dict[str, Any] = {}
-        for quantity, (unit, _) in runs[0].items():
-            rows = []
-            for run in runs:
-                values = numpy.asarray(run[quantity][1], dtype=float).ravel()
-                row = [float(f"{v:.5g}") for v in numpy.percentile(values, (50, 10, 90))]
-                rows.append([*row, int(values.size)])
-            readings[quantity] = {"unit": unit, "runs": rows}
-        self.cases.append({"probe": probe, "parameters": parameters, "readings": readings})
+        clock_hz = [round(before_hz), round(Clocks(self.gpu).hz)]
+        readings = {
+            quantity: {"unit": unit, **summary([run[quantity][1] for run in runs])}
+            for quantity, (unit, _) in runs[0].items()
+        }
+        self._keep({"probe": probe, "parameters": parameters, "sm_clock_hz": clock_hz, "readings": readings})
         shown = " ".join(f"{name}={value}" for name, value in parameters.items())
-        sys.stdout.write(f"{time.monotonic() - self.started:6.1f} {probe} {shown}\n")
-        sys.stdout.flush()
+        self.on_case(f"{time.monotonic() - self.started:6.1f} {probe} {shown}")
         self.write()
 
+    def _keep(self, case: dict[str, Any]) -> None:
+        self.done.add(_name(case["probe"], case["parameters"]))
+        self.rows.append(json.dumps(case, separators=(",", ":")))
+        self.digests.append(_digest(case))
+
     def write(self) -> None:
-        head = json.dumps(metadata(self.gpu, self.quick), indent=1)[:-2]
-        rows = ",\n  ".join(json.dumps(case) for case in self.cases)
-        self.path.write_text(f'{head},\n "cases": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+        """The whole file or none: a run that is killed leaves the file of the case before."""
+        head = json.dumps({**self.head, "checksum": _checksum(self.head, self.digests)}, indent=1)[:-2]
+        rows = ",\n  ".join(self.rows)
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        partial.write_text(f'{head},\n "cases": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+        partial.replace(self.path)
+
+
+def summary(runs: Sequence[Any]) -> dict[str, Any]:
+    """Rows of median, p10, p90, count, and the values of each run, five digits each."""
+    import numpy
+
+    rows: list[list[float]] = []
+    kept: list[list[float]] = []
+    for run in runs:
+        values = numpy.asarray(run, dtype=float).ravel()
+        row = [float(f"{v:.5g}") for v in numpy.percentile(values, (50, 10, 90))]
+        rows.append([*row, int(values.size)])
+        if values.size > MOST_KEPT:
+            values = numpy.percentile(values, range(101))
+        kept.append([float(f"{v:.5g}") for v in values])
+    return {"runs": rows, "samples": kept}
+
+
+def cases_of(path: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Cases of an earlier run with the same head, none where there is no file; raises CannotResume otherwise."""
+    if not path.exists():
+        return []
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        was = {name: document[name] for name in ("schema_version", "gpu", "quick", "torch")}
+        cases: list[dict[str, Any]] = document["cases"]
+        whole = document["checksum"] == checksum(document)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CannotResume(f"cannot go on from {path}: it is no file of probes; accepted is one, or none") from error
+    if not whole:
+        raise CannotResume(f"cannot go on from {path}: its content does not match its checksum")
+    for name, value in was.items():
+        if value != head[name]:
+            raise CannotResume(f"cannot go on from {path}: its {name} is {value!r}, this run's is {head[name]!r}")
+    return cases
+
+
+def _name(probe: str, parameters: Mapping[str, Any]) -> str:
+    return json.dumps([probe, parameters], sort_keys=True)
+
+
+def _print_line(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def metadata(gpu: Gpu, quick: bool) -> dict[str, Any]:
@@ -620,7 +707,7 @@ def metadata(gpu: Gpu, quick: bool) -> dict[str, Any]:
     query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     done = subprocess.run(query, capture_output=True, text=True, check=False)
     return {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "gpu": gpu.name,
         "num_sms": gpu.num_sms,
         "l2_bytes": gpu.l2_bytes,
@@ -636,7 +723,8 @@ def metadata(gpu: Gpu, quick: bool) -> dict[str, Any]:
         "method": (
             "Graph replays or launches; each case twice, one complete run after the other (two entries under runs)."
             " Percentiles are over replays (each the mean of its graph's nodes), or over single loads where those"
-            " are timed. Cycles are clock64 of one SM; us across SMs come from %globaltimer."
+            " are timed. Cycles are clock64 of one SM; us across SMs come from %globaltimer. Samples are every"
+            " repetition, or the percentiles 0 to 100 of more than 2,000 single loads."
         ),
     }
 
@@ -656,6 +744,13 @@ def span_rate(gpu: Gpu, graph: Any, stamps: Any, blocks: int, num_bytes: float, 
 
 
 def hbm_streams(gpu: Gpu, recorder: Recorder) -> None:
+    """HBM read rate against bytes in flight and number of SMs, by bulk copies and by plain loads.
+
+    Isolates: nothing is computed and no byte is read twice, so a rate is of HBM or of what is in flight; time runs from
+    the first block's start to the last block's end. Could mislead: start and end of the stream are inside (0.5 % of a
+    1 ms stream); eight copies of 1 to 2 KiB are bound by their issue and not by bytes in flight; 96 SMs stream more
+    slowly than 64, since blocks are then unequal between GPCs; no write is among the traffic.
+    """
     sms, stamps = gpu.num_sms, gpu.zeros(4096)
     span = 2**31
 
@@ -714,6 +809,14 @@ def cycle(gpu: Gpu, lines: int) -> Any:
 
 
 def latencies(gpu: Gpu, recorder: Recorder) -> None:
+    """Pointer chases of one thread in L2 and in HBM, idle and beside a stream; hand-over of a value through a flag.
+
+    Isolates: each load's address comes from the load before, so nothing overlaps; a mean over the chain holds no clock
+    reading, single loads (stamped, about 20 cycles more) give the two groups of near and far lines. Could mislead: a
+    mean over near and far is neither; lines that others wrote are read more slowly the first time; regions above a few
+    hundred MiB add page-table walks; beside a stream the queue decides, so a value belongs to its bytes in flight; one
+    thread's load ends with its own line, where a block waits for the slowest of its lines.
+    """
     import numpy
 
     torch, sms = gpu.torch, gpu.num_sms
@@ -840,6 +943,13 @@ def latencies(gpu: Gpu, recorder: Recorder) -> None:
 
 
 def l2(gpu: Gpu, recorder: Recorder) -> None:
+    """L2 read rate to all SMs and to one, and what is left of a region after other traffic.
+
+    Isolates: regions are read before they are timed, so their bytes come from L2; survival looks at single loads, which
+    either hit or miss. Could mislead: an SM that returns to its own part needs no second copy in the other half of
+    L2, so its rate holds to larger regions than that of data all SMs read (``tiles_change_sm``); 8.7 MB whose parts
+    change SM run above every larger region, not explained; hit and miss are told apart at 515 cycles, a gap of few.
+    """
     sms, stamps, lat = gpu.num_sms, gpu.zeros(4096), gpu.zeros(1 << 14, "int32")
     tile = {4: 65536, 8: 131072}
 
@@ -948,6 +1058,11 @@ class Clocks:
 
 
 def clock_report(gpu: Gpu, recorder: Recorder) -> None:
+    """SM clock against %globaltimer, on every SM.
+
+    Isolates: two pairs of stamps far apart, nothing between. Could mislead: an idle card has not raised its clock (the
+    first launches are thrown away), and a loaded one may lower it, which shows in each case's ``sm_clock_hz``.
+    """
     def sampler() -> dict[str, tuple[str, Any]]:
         found = [Clocks(gpu) for _ in range(5)]
         return {
@@ -959,6 +1074,12 @@ def clock_report(gpu: Gpu, recorder: Recorder) -> None:
 
 
 def node_periods(gpu: Gpu, recorder: Recorder) -> None:
+    """Period of graph nodes that do nothing, by grid size, with and without PDL: what a block adds to a launch.
+
+    Isolates: the time of 600 nodes less that of 200, so a replay's own cost falls out. Could mislead: an empty kernel
+    has nothing to drain and the next launch overlaps it, so a period is less than a boundary between kernels that work;
+    with PDL the slots of waiting blocks add, which is not their dispatch.
+    """
     out = gpu.zeros(1 << 20)
     for name, block, pdl in (("empty", 32, False), ("empty_pdl", 32, True), ("write_rows", 256, False)):
         for blocks in (1, 8, 132, 528):
@@ -990,7 +1111,13 @@ def node_periods(gpu: Gpu, recorder: Recorder) -> None:
 
 
 def boundaries(gpu: Gpu, recorder: Recorder) -> None:
-    """From the last stamp of a producer to the first of its consumer; the producer reads, waits, writes."""
+    """From the last stamp of a producer to the first of its consumer; the producer reads, waits, writes.
+
+    Isolates: launch and release of a graph edge, by the last block's end and the first block's entry (with PDL: the
+    end of its wait), for grids of 1 to 1,056 blocks, with room for both kernels on an SM and without. Could mislead:
+    stamps of two SMs are compared on a timer that steps by 32 ns (averaged over the graph's nodes); the producer's
+    stores are in the way between its last stamp and its end; grids of several H200 differ by up to 0.06 us.
+    """
     nodes, most = 24, 8 * gpu.num_sms
     width = 16 * most
     stamps, buffers = gpu.zeros(nodes * width), [gpu.zeros(1 << 20) for _ in range(2)]
@@ -1096,6 +1223,12 @@ def fork_and_join(gpu: Gpu, recorder: Recorder) -> None:
 
 
 def synchronisation(gpu: Gpu, recorder: Recorder) -> None:
+    """Block reduction, cluster barrier, grid barrier and fences, each in a loop of 200 on an idle GPU.
+
+    Isolates: the loop holds one primitive and what feeds it. Could mislead: in a loop all warps and blocks arrive in
+    step and nothing else uses L2; once in a kernel the slowest warp's load is waited for too (a reduction costs 0.1 to
+    0.2 us more), and beside a stream near HBM's ceiling each round trip queues.
+    """
     stamps, out, counter, iters = gpu.zeros(4096), gpu.zeros(4096), gpu.zeros(4, "int32"), 200
 
     def loop(
@@ -1167,6 +1300,10 @@ TINY_STAGES = (
 
 def tiny_kernels(gpu: Gpu, recorder: Recorder) -> None:
     """What a tiny kernel costs after a stream of cold weights, against the same kernel alone in a loop.
+
+    Isolates: stamps divide it into parameters, first code, two dependent loads, reduction and stores; stages add up to
+    the whole. Could mislead: a stage ends with one warp's stamp, and the slowest warp's time falls into the next one; a
+    stamp orders instructions that would overlap; the streaming kernel beside it ends unevenly over the SMs.
 
     A pattern is one round of the graph: G streams weights on all SMs, t is tiny. Every kernel depends on the one
     before it.
@@ -1293,7 +1430,10 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(PROBES), help=f"comma-separated: {', '.join(PROBES)}")
     given = parser.parse_args()
     gpu = Gpu()
-    recorder = Recorder(gpu, given.out, given.quick)
+    try:
+        recorder = Recorder(gpu, given.out, given.quick)
+    except CannotResume as refusal:
+        parser.error(str(refusal))
     for name in given.only.split(","):
         PROBES[name](gpu, recorder)
 

@@ -112,6 +112,10 @@ def options_of_every_command(
 @takes_options
 def timeline(
     options: Options,
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="Also the middle 90 % of each path's step over drawn machine values.")
+    ] = False,
+    draws: Annotated[int, typer.Option(help="Machines to draw for --intervals.")] = 40,
     out: Out = "k3sim-out",
     json_output: Json = False,
 ) -> None:
@@ -124,6 +128,8 @@ def timeline(
     for warning in warnings_of(question):
         sys.stderr.write(f"k3sim: warning: {warning}\n")
     report = predict_options(options)
+    if intervals:
+        report = report.with_intervals(draws)
     files = report.write(folder)
     if json_output:
         sys.stdout.write(dump_json(report.to_dict(files)))
@@ -309,6 +315,74 @@ def validate(json_output: Json = False) -> None:
 
     print_validation(tables)
     print_stages(stages)
+
+
+@app.command(epilog="Example: k3sim calibrate --from h200 --machine-out my-h200.json")
+def calibrate(
+    samples: Annotated[
+        str | None,
+        typer.Option("--from", help="Refit a sample file, or the stored samples of a machine (h200), on any computer."),
+    ] = None,
+    machine_out: Annotated[str | None, typer.Option(help="File for the machine profile, ending in .json.")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="Profile for what no sample gives; by default that of the samples' GPU.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Every stored measurement beside its prediction, instead of a fit.")
+    ] = False,
+    machine: Annotated[str, typer.Option(help="Profile that --check predicts with: a name or a JSON file.")] = "h200",
+    draws: Annotated[int, typer.Option(help="Machines that --check draws for its intervals.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of bootstrap and draws.")] = 0,
+    samples_out: Annotated[
+        str | None, typer.Option(help="File for what is measured here; by default <gpu>-primitives.json.")
+    ] = None,
+    quick: Annotated[bool, typer.Option(help="A tenth of the replays, to see that all probes run.")] = False,
+    out: Out = "k3sim-out",
+    json_output: Json = False,
+) -> None:
+    """Fit a machine profile to this GPU or to stored samples, with intervals; or check stored measurements.
+
+    Without --from and --check the probes run on the GPU at hand; a run that was stopped goes on where it was.
+    """
+    from pathlib import Path
+
+    from k3sim.calibrate import calibration
+    from k3sim.calibrate.check import check as check_stored
+    from k3sim.calibrate.check import shipped_samples
+    from k3sim.calibrate.page import write_calibration_page
+    from k3sim.report import dump_json
+    from k3sim.sim.machine import load_machine
+    from k3sim.tables import print_calibration, print_check, progress_line
+
+    document: dict[str, Any]
+    if check:
+        if samples is not None or machine_out is not None:
+            raise UserError("--check fits nothing: give it --machine, or --from and --machine-out without it")
+        profile = load_machine(machine)
+        folder = writable_folder(out)
+        cases = check_stored(profile, num_draws=draws, seed=seed, on_case=lambda one: progress_line(one.case))
+        document = calibration.check_document(profile, cases, draws, seed)
+        page = folder / "calibration-check.html"
+        write_calibration_page(page, check=document)
+    else:
+        if samples is None:
+            path = calibration.measure(
+                Path(samples_out) if samples_out else None, quick=quick, on_case=progress_line
+            )
+        else:
+            path = Path(samples) if samples.lower().endswith(".json") else shipped_samples(samples.lower())
+        folder = writable_folder(out)
+        target = Path(machine_out) if machine_out else None
+        document = calibration.calibrate(path, base=base, machine_out=target, seed=seed)
+        page = folder / "calibration.html"
+        write_calibration_page(page, fit=document)
+    document["files"] = {"html": str(page)}
+    if json_output:
+        sys.stdout.write(dump_json(document))
+    elif check:
+        print_check(document)
+    else:
+        print_calibration(document)
 
 
 kernels_app = typer.Typer(

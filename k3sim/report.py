@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from k3sim.ask import warnings_of
 from k3sim.errors import UserError
+from k3sim.sim.intervals import NUM_DRAWS, step_us_interval
 from k3sim.sim.machine import describe
 from k3sim.sim.predict import Prediction, Question, difference_us
 from k3sim.sim.timeline import PS_PER_US
@@ -51,6 +52,8 @@ class Report:
         predicted with its mean, so that a switch is compared with itself and not with a draw
     command
         the command line that reproduces it
+    intervals
+        by label of ``labelled``, the middle 90 % of the step over drawn machines (``with_intervals``); else empty
     """
 
     main: Prediction
@@ -60,6 +63,28 @@ class Report:
     ladder: tuple[tuple[str, Prediction], ...]
     leave_one_out: tuple[tuple[str, Prediction], ...]
     command: str
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def with_intervals(self, num_draws: int = NUM_DRAWS) -> Report:
+        """The same report with an interval for each path: the machine's values drawn ``num_draws`` times.
+
+        Draws follow the question's seed and are the same for all paths. Raises UserError for fewer than two.
+        """
+        if num_draws < 2:
+            raise UserError(f"draws is {num_draws}; accepted: 2 or more")
+        found = {
+            label: step_us_interval(self.question, prediction.path, num_draws=num_draws, seed=self.question.seed)
+            for label, prediction in self.labelled.items()
+        }
+        draws = "" if num_draws == NUM_DRAWS else f" --draws {num_draws}"
+        return replace(self, intervals=found, command=f"{self.command} --intervals{draws}")
+
+    def _interval(self, prediction: Prediction) -> dict[str, Any]:
+        """The interval of a path as an entry of JSON; nothing where none was asked for."""
+        for label, one in self.labelled.items():
+            if one is prediction and label in self.intervals:
+                return {"step_us_interval": list(self.intervals[label])}
+        return {}
 
     @property
     def question(self) -> Question:
@@ -113,10 +138,11 @@ class Report:
             "skew": question.skew.value,
             "routing_skew": question.routing_skew,
             **summary(main),
+            **self._interval(main),
             "speedup_over_stock": self.stock.step_us / main.step_us,
-            "stock": summary(self.stock),
-            "fused": summary(self.fused),
-            "persistent": summary(self.persistent),
+            "stock": {**summary(self.stock), **self._interval(self.stock)},
+            "fused": {**summary(self.fused), **self._interval(self.fused)},
+            "persistent": {**summary(self.persistent), **self._interval(self.persistent)},
             "switches_added": [
                 {
                     "label": label,
@@ -182,7 +208,10 @@ class Report:
             "concurrency": question.workload.concurrency,
             "context": question.workload.context,
             "main_path": next(iter(self.labelled)),
-            "paths": {label: _card(prediction, self.stock) for label, prediction in self.labelled.items()},
+            "paths": {
+                label: {**_card(prediction, self.stock), **self._interval(prediction)}
+                for label, prediction in self.labelled.items()
+            },
             "waterfall": _waterfall(self.ladder, self.persistent),
             "leave_one_out": [
                 {

@@ -43,11 +43,13 @@ def print_report(report: Report, files: Mapping[str, str]) -> None:
         f"concurrency {question.workload.concurrency}, context {question.workload.context}"
     )
     console.print()
-    headline = _table("path", "step us", "tok/s/user", "speed-up", "floor us", "of floor", "HBM busy")
+    between = ["90 % of draws us"] if report.intervals else []
+    headline = _table("path", "step us", *between, "tok/s/user", "speed-up", "floor us", "of floor", "HBM busy")
     for label, prediction in report.labelled.items():
         headline.add_row(
             label,
             f"{prediction.step_us:,.1f}",
+            *(["{:,.0f} to {:,.0f}".format(*report.intervals[label])] if between else []),
             f"{prediction.tokens_per_second_per_user:.1f}",
             f"{report.stock.step_us / prediction.step_us:.2f}x",
             f"{prediction.floor_us:,.1f}",
@@ -285,6 +287,81 @@ def print_bench(document: Mapping[str, Any]) -> None:
     console.print(table)
     rest = f"; {document['left']} cases left, for --resume" if document["left"] else ""
     console.print(f"\nsamples  {document['file']}{rest}", soft_wrap=True)
+
+
+def progress_line(line: str) -> None:
+    """A line on standard error; nothing where that is no terminal."""
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        console.print(line, markup=False)
+
+
+def print_calibration(document: Mapping[str, Any]) -> None:
+    """Fitted values with intervals, what kernels say of others, what is not determined."""
+    console = _console(width=120)
+    console.print(
+        f"{document['gpu']}, {document['date']}: {document['num_samples']} samples, {len(document['refused'])} refused "
+        f"as unstable; base profile {document['base']}",
+        soft_wrap=True,
+    )
+    console.print()
+    table = _table("value", "fitted", "low", "high", "unit", "how", "worst case left out")
+    for one in document["values"]:
+        left_out = one["left_out_error"]
+        table.add_row(
+            one["field"],
+            "curve" if isinstance(one["value"], list) else f"{one['value']:.5g}",
+            f"{one['low']:.4g}",
+            f"{one['high']:.4g}",
+            "factor" if isinstance(one["value"], list) else one["unit"],
+            one["how"],
+            "" if left_out is None else f"{100 * left_out:.1f} %",
+        )
+    console.print(table)
+    found = [one for group in document["from_kernels"] for one in group["found"]]
+    if found:
+        kernels = _table("from kernels, not put into the profile", "fitted", "low", "high", "in the profile", "verdict")
+        for one in found:
+            bounds = ("" if one[end] is None else f"{one[end]:.3g}" for end in ("low", "high"))
+            verdict = "determined" if one["determined"] else one["reason"]
+            kernels.add_row(one["field"], f"{one['value']:.3g}", *bounds, f"{one['profile_value']:.3g}", verdict)
+        console.print()
+        console.print(kernels)
+    reasons: dict[str, list[str]] = {}
+    for name, reason in document["undetermined"].items():
+        reasons.setdefault(reason, []).append(name)
+    console.print()
+    for reason, names in reasons.items():
+        console.print(f"not determined, {reason}: {', '.join(names)}", soft_wrap=True)
+    files = {"profile": document["profile"]} if document["profile"] else {}
+    _print_files(console, {**files, **document["files"]})
+
+
+def print_check(document: Mapping[str, Any]) -> None:
+    """Kernels and steps with interval and error, then the totals. Probes are in the JSON and on the page."""
+    console = _console(width=150)
+    table = _table("kind", "case", "measured us", "predicted us", "error", "interval us", "inside", left=2)
+    for one in document["cases"]:
+        if one["kind"] != "probe":
+            table.add_row(
+                one["kind"],
+                one["case"],
+                f"{one['measured_us']:,.2f}",
+                f"{one['predicted_us']:,.2f}",
+                f"{100 * one['error']:+.1f} %",
+                f"{one['low_us']:,.2f} to {one['high_us']:,.2f}",
+                "yes" if one["inside_interval"] else "no",
+            )
+    console.print(table)
+    console.print()
+    for kind, one in document["summary"].items():
+        console.print(
+            f"{one['cases']} {kind}s, none in a fit: median error {100 * one['median_error']:.1f} %, 95th percentile "
+            f"{100 * one['p95_error']:.1f} %, worst {100 * one['worst_error']:.1f} %; "
+            f"{100 * one['inside_interval']:.0f} % inside their 90 % interval",
+            soft_wrap=True,
+        )
+    _print_files(console, document["files"])
 
 
 @contextmanager

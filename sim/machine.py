@@ -163,6 +163,11 @@ def machine_names() -> list[str]:
     return sorted(path.stem for path in _SHIPPED.glob("*.json"))
 
 
+def profile_path(name: str) -> Path:
+    """File of the shipped profile of that name."""
+    return _SHIPPED / f"{name}.json"
+
+
 def load_machine(name_or_path: str) -> Machine:
     """The shipped profile of that name (in any case), or the profile in a file whose path ends in ``.json``.
 
@@ -183,7 +188,7 @@ def load_machine(name_or_path: str) -> Machine:
             f"unknown machine {name_or_path!r}: {hint}Shipped machines: {', '.join(names)}; "
             "or give the path of a profile that ends in .json"
         )
-    return _read(_SHIPPED / f"{name}.json")
+    return _read(profile_path(name))
 
 
 # From the last store of a push into the own 16 slots until a poller of all of them has seen it: the all-reduce of one
@@ -235,14 +240,19 @@ def _read(path: Path) -> Machine:
         raise UserError(f"cannot read machine profile {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"machine profile {path} is not valid JSON: {error}") from None
+    return machine_of(profile, f"machine profile {path}")
+
+
+def machine_of(profile: object, where: str) -> Machine:
+    """The machine of a profile document; ``where`` begins the line of a refusal, which is a UserError."""
     try:
         return _machine(profile)
     except _Refusal as refusal:
-        raise UserError(f"machine profile {path}: {refusal}") from None
+        raise UserError(f"{where}: {refusal}") from None
 
 
 class _Refusal(Exception):
-    """What is wrong inside a profile; ``_read`` adds the file and turns it into a UserError."""
+    """What is wrong inside a profile; ``machine_of`` adds the file and turns it into a UserError."""
 
 
 def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

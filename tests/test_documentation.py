@@ -22,12 +22,15 @@ from typing import Any
 
 import pytest
 
+from k3sim.calibrate.calibration import check_document
+from k3sim.calibrate.check import check as check_stored
 from k3sim.kernels.bench import Timing
 from k3sim.kernels.cases import Case, Timed
 from k3sim.kernels.check import Checked
 from k3sim.kernels.machine_code import KernelCode
 from k3sim.kernels.measure import measure_cases
 from k3sim.model.paths import PATH_NAMES, SWITCHES
+from k3sim.sim.machine import load_machine
 from k3sim.sim.timeline import Phase
 from k3sim.sim.waits import Part
 
@@ -200,6 +203,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "machines": ("machines",),
         "validate": ("validate",),
         "kernels list": ("kernels", "list"),
+        "calibrate": ("calibrate", "--from", "h200", "--machine-out", "mine.json"),
         "report": ("report", MEASURED),
         "compare of files": ("compare", MEASURED, "k3sim-out/timeline.json"),
     }
@@ -288,6 +292,23 @@ def test_documented_keys_of_compare(documents: dict[str, Any]) -> None:
     document = documents["compare"]
     check("compare", [document])
     check("side", [document["before"], document["after"]])
+
+
+def test_documented_keys_of_calibrate(documents: dict[str, Any]) -> None:
+    document = documents["calibrate"]
+    check("calibrate", [document])
+    check("calibrated value", document["values"])
+    check("calibrated case", [case for one in document["values"] for case in one["cases"]])
+    check("kernels fit", document["from_kernels"])
+    check("value from kernels", [one for group in document["from_kernels"] for one in group["found"]])
+
+
+def test_documented_keys_of_a_calibration_check() -> None:
+    machine = load_machine("h200")
+    document = check_document(machine, check_stored(machine, num_draws=2, most=2), 2, 0)
+    check("calibrate --check", [{**document, "files": {"html": "page.html"}}])
+    check("checked measurement", document["cases"])
+    check("summary of a check", list(document["summary"].values()))
 
 
 def test_documented_keys_of_a_comparison_of_files(documents: dict[str, Any]) -> None:

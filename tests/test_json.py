@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import k3sim
+from k3sim.errors import UserError
 from k3sim.report import Report, dump_json
 from k3sim.sim.waits import Part
 
@@ -46,6 +47,21 @@ def test_each_path_has_the_same_summary(document: dict[str, Any]) -> None:
     for name in ("stock", "fused", "persistent"):
         assert set(document[name]) == SUMMARY
     assert document["fused"] == {key: document[key] for key in SUMMARY}
+
+
+def test_intervals_are_added_where_they_are_asked_for(report: Report) -> None:
+    asked = report.with_intervals(2)
+    document = json.loads(dump_json(asked.to_dict()))
+    assert set(document) == set(report.to_dict()) | {"step_us_interval"}
+    for one in (document, document["stock"], document["fused"], document["persistent"]):
+        low, high = one["step_us_interval"]
+        assert low <= one["step_us"] <= high
+        assert low < high
+    assert document["command"] == f"{report.command} --intervals --draws 2"
+    assert report.with_intervals(2).to_dict()["stock"] == document["stock"]
+    assert asked.html_data()["paths"]["stock"]["step_us_interval"] == document["stock"]["step_us_interval"]
+    with pytest.raises(UserError, match="draws is 1; accepted: 2 or more"):
+        report.with_intervals(1)
 
 
 def test_waits_sum_to_the_step(document: dict[str, Any]) -> None:

@@ -1,0 +1,333 @@
+"""The fit: planted values come back, unstable samples are not used, the shipped profile is its result bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("scipy")
+
+from k3sim.calibrate import probes
+from k3sim.calibrate.fit import (
+    READINGS,
+    Calibration,
+    Fitted,
+    base_of,
+    fit,
+    kept_share,
+    outward,
+    profile_text,
+)
+from k3sim.calibrate.kernel_fit import Shape, fit_kernels
+from k3sim.calibrate.own_kernels import Link, bf16, chain_us
+from k3sim.calibrate.samples import read_samples
+from k3sim.errors import UserError
+from k3sim.sim.machine import Machine, load_machine, looped_back, machine_of, profile_path
+
+DATA = Path(probes.__file__).parent / "data"
+NOISE = 0.003  # of a planted reading, relative
+Document = dict[str, Any]
+Case = dict[str, Any]
+
+
+@cache
+def shipped() -> Calibration:
+    return fit(read_samples(DATA / "h200-primitives.json"), load_machine("h200"))
+
+
+def values_of(found: Calibration) -> dict[str, Fitted]:
+    return {one.field: one for one in found.fitted}
+
+
+def stored() -> Document:
+    document: Document = json.loads((DATA / "h200-primitives.json").read_text(encoding="utf-8"))
+    return document
+
+
+def refitted(tmp_path: Path, document: Document, base: str = "h200", seed: int = 0) -> Calibration:
+    path = tmp_path / "samples.json"
+    path.write_text(json.dumps({**document, "checksum": probes.checksum(document)}), encoding="utf-8")
+    return fit(read_samples(path), load_machine(base), seed)
+
+
+def scaled(document: Document, factor: Callable[[Case, str, str], float], seed: int = 1) -> Document:
+    """Every reading times ``factor`` of its case, quantity and unit, and noise of its own for both runs."""
+    noise = random.Random(seed)
+    document = copy.deepcopy(document)
+    for case in document["cases"]:
+        for quantity, reading in case["readings"].items():
+            for run in reading["runs"]:
+                by = factor(case, quantity, reading["unit"])
+                if reading["unit"] != "Hz":  # a clock is steadier than that, or its samples are refused
+                    by *= 1 + noise.uniform(-NOISE, NOISE)
+                run[:3] = [one * by for one in run[:3]]
+    return document
+
+
+# -- the shipped profile --------------------------------------------------------------------------------------------
+
+
+def test_a_refit_of_the_stored_samples_is_the_shipped_profile_bit_for_bit() -> None:
+    assert profile_text(shipped().profile("h200")).encode() == profile_path("h200").read_bytes()
+
+
+def test_every_value_that_probes_read_is_from_them() -> None:
+    h200 = load_machine("h200")
+    from_probes = {name for name, one in h200.provenance.items() if one.source == "k3sim calibrate/probes.py"}
+    assert from_probes == set(values_of(shipped()))
+    assert {one.field for one in READINGS} < from_probes
+    kinds = {h200.provenance[name].kind for name in from_probes}
+    assert kinds == {"measured", "fitted"}
+    assert h200.provenance["l2_effective_bytes"].kind == "fitted"
+
+
+def test_what_no_probe_reads_is_said_and_kept() -> None:
+    found = shipped()
+    assert found.undetermined["tensor_core_setup_s"] == "no probe reads it"
+    assert found.undetermined.keys() & values_of(found).keys() == set()
+    assert found.undetermined.keys() | values_of(found).keys() == set(load_machine("h200").provenance)
+    entries = found.profile("h200")["values"]
+    assert entries["tensor_core_setup_s"]["kind"] == "inferred"
+
+
+def test_intervals_hold_every_case_and_the_bootstrap() -> None:
+    for one in shipped().fitted:
+        middle = 1.0 if isinstance(one.value, list) else one.value
+        assert one.low <= middle <= one.high, one.field
+        if one.field not in ("num_sms", "l2_capacity_bytes", "l2_effective_bytes"):
+            assert all(one.low <= case.value <= one.high for case in one.cases), one.field
+            assert one.low <= one.statistical[0] <= one.statistical[1] <= one.high, one.field
+
+
+def test_no_unstable_sample_is_among_the_cases() -> None:
+    labels = " ".join(case.label for one in shipped().fitted for case in one.cases)
+    assert "sm=1 first_read_far_decile" in labels
+    assert "sm=0 first_read_far_decile" not in labels
+
+
+def test_a_case_left_out_is_predicted_by_the_others() -> None:
+    errors = {one.field: one.left_out_error for one in shipped().fitted}
+    assert errors["hbm_read_bytes_per_s"] == pytest.approx(0.001, abs=0.001)
+    assert errors["hbm_in_flight_curve"] == pytest.approx(0.043, abs=0.01)
+    assert errors["hbm_latency_s"] is None  # one case
+
+
+# -- planted values -------------------------------------------------------------------------------------------------
+
+# Factors on what groups of probes read. Values that come from one group move with it.
+PLANTED = {"hbm rates": 0.72, "chases": 1.21, "loops": 0.83, "boundaries": 1.34}
+GROUP_OF = {
+    "hbm_bulk_in_flight": "hbm rates",
+    "hbm_bulk_by_sms": "hbm rates",
+    "hbm_loads_in_flight": "hbm rates",
+    "hbm_loads_by_sms": "hbm rates",
+    "l2_chase_resident": "chases",
+    "l2_chase_written": "chases",
+    "hbm_chase": "chases",
+    "block_reduction": "loops",
+    "cluster_barrier": "loops",
+    "grid_barrier": "loops",
+    "fence": "loops",
+    "graph_boundary": "boundaries",
+    "graph_boundary_other_gpu": "boundaries",
+}
+EXPECTED = {
+    "hbm_read_bytes_per_s": "hbm rates",
+    "hbm_bytes_per_s_per_sm": "hbm rates",
+    "hbm_latency_s": "chases",
+    "l2_near_latency_s": "chases",
+    "l2_far_latency_s": "chases",
+    "block_reduction_s": "loops",
+    "cluster_sync_s": "loops",
+    "grid_barrier_s": "loops",
+    "system_fence_s": "loops",
+    "launch_latency_s": "boundaries",
+    "completion_flush_s": "boundaries",
+}
+
+
+def planted_factor(case: Case, quantity: str, unit: str) -> float:
+    return PLANTED.get(GROUP_OF.get(case["probe"], ""), 1.0)
+
+
+def test_planted_values_come_back_from_noisy_samples(tmp_path: Path) -> None:
+    before, after = values_of(shipped()), values_of(refitted(tmp_path, scaled(stored(), planted_factor)))
+    digits = {one.field: one.digits for one in READINGS}
+    for field, group in EXPECTED.items():
+        allowed = 0.04 if digits[field] == 2 else 0.012  # both sides are rounded, and there is the noise
+        assert after[field].value / before[field].value == pytest.approx(PLANTED[group], rel=allowed), field
+        assert after[field].low <= after[field].value <= after[field].high
+    for field in ("l2_read_bytes_per_s", "counter_handoff_s", "kernel_entry_s", "sm_clock_hz"):
+        assert after[field].value == pytest.approx(before[field].value, rel=0.012), field
+    curves = [dict(one["hbm_in_flight_curve"].value) for one in (before, after)]
+    for at in (512, 8192, 32768):
+        assert curves[1][at] / curves[0][at] == pytest.approx(PLANTED["hbm rates"], rel=0.01)
+
+
+def test_a_clock_at_another_rate_moves_what_is_read_in_cycles(tmp_path: Path) -> None:
+    document = scaled(stored(), lambda case, quantity, unit: 0.5 if unit == "Hz" else 1.0)
+    after = values_of(refitted(tmp_path, document))
+    assert after["sm_clock_hz"].value == pytest.approx(0.99e9, rel=0.005)
+    assert after["hbm_latency_s"].value == pytest.approx(2 * 3.4e-7, rel=0.01)
+    assert after["grid_barrier_s"].value == pytest.approx(9.26e-7, rel=0.01)  # read in microseconds
+
+
+@pytest.mark.parametrize("capacity_mib", [28, 39, 52])
+def test_a_planted_l2_capacity_comes_back(tmp_path: Path, capacity_mib: int) -> None:
+    noise, document = random.Random(capacity_mib), stored()
+    for case in document["cases"]:
+        if case["probe"] == "l2_survival" and not case["parameters"]["evict_first"]:
+            share = kept_share(capacity_mib, case["parameters"]["region_mib"], case["parameters"]["streamed_mib"])
+            for run in case["readings"]["kept"]["runs"]:
+                middle = share + noise.gauss(0, 0.005)
+                run[:3] = [middle, middle - 0.005, middle + 0.005]
+    one = values_of(refitted(tmp_path, document))["l2_effective_bytes"]
+    assert one.value == capacity_mib << 20
+    assert one.how == "joint"
+    assert one.low <= one.value <= one.high
+
+
+def test_shares_of_all_or_nothing_do_not_fix_a_capacity(tmp_path: Path) -> None:
+    document = stored()
+    for case in document["cases"]:
+        if case["probe"] == "l2_survival":
+            for run in case["readings"]["kept"]["runs"]:
+                run[:3] = [float(round(run[0]))] * 3
+    found = refitted(tmp_path, document)
+    assert "0 stable cases of l2_survival keep part of a region" in found.undetermined["l2_effective_bytes"]
+    assert found.profile("h200")["values"]["l2_effective_bytes"]["value"] == 40894464  # as the base has it
+
+
+# -- what cannot be used ---------------------------------------------------------------------------------------------
+
+
+def test_an_unstable_case_leaves_its_value_undetermined(tmp_path: Path) -> None:
+    document = stored()
+    for case in document["cases"]:
+        if case["probe"] == "hbm_chase":
+            for run in case["readings"]["mean_without_stamps"]["runs"][1:]:
+                run[:3] = [one * 1.2 for one in run[:3]]
+    found = refitted(tmp_path, document)
+    assert found.undetermined["hbm_latency_s"] == "no stable sample of hbm_latency_s"
+    assert "hbm_latency_s" not in values_of(found)
+    assert found.profile("h200")["values"]["hbm_latency_s"]["value"] == 3.4e-7
+    assert any("hbm_chase region_mib=1024" in one.label for one, _ in found.file.refused)
+
+
+def test_a_clock_that_drifted_leaves_all_cycles_undetermined(tmp_path: Path) -> None:
+    document = stored()
+    document["cases"][0]["readings"]["sm_clock"]["runs"][1][:3] = [1.755e9] * 3
+    undetermined = refitted(tmp_path, document).undetermined
+    for field in ("sm_clock_hz", "hbm_latency_s", "l2_near_latency_s", "counter_handoff_s", "kernel_entry_s"):
+        assert "clocks sm_clock: its runs are 2.25e+08 Hz apart" in undetermined[field], field
+    assert "hbm_read_bytes_per_s" not in undetermined
+
+
+def test_cases_that_are_there_twice_or_lack_a_parameter_are_not_used(tmp_path: Path) -> None:
+    document = stored()
+    document["cases"] += [one for one in document["cases"] if one["probe"] == "clocks"]
+    for case in document["cases"]:
+        if case["probe"] == "hbm_bulk_in_flight":
+            del case["parameters"]["bytes_in_flight_per_sm"]
+    undetermined = refitted(tmp_path, document).undetermined
+    assert undetermined["sm_clock_hz"] == "2 samples of clocks sm_clock, accepted is one"
+    assert undetermined["hbm_in_flight_curve"] == "a case lacks the parameter 'bytes_in_flight_per_sm'"
+
+
+def test_a_file_of_kernels_is_no_file_to_fit() -> None:
+    with pytest.raises(UserError, match=r"are of kernels; accepted for a fit are those of 'k3sim calibrate'"):
+        fit(read_samples(DATA / "h200-kernels.json"), load_machine("h200"))
+
+
+def test_another_gpu_needs_a_base_and_measures_only_what_its_samples_say(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no shipped profile is of 'NVIDIA X1'; give one to start from with --base"):
+        base_of("NVIDIA X1")
+    assert base_of("NVIDIA X1", "h100").name == "h100"
+    assert base_of("NVIDIA H200").name == "h200"
+    document = {**stored(), "gpu": "NVIDIA X1", "num_sms": 132}
+    document["cases"] = [one for one in document["cases"] if one["probe"] in ("clocks", "block_reduction", "hbm_chase")]
+    found = refitted(tmp_path, document)
+    entries = found.profile("x1")["values"]
+    assert entries["hbm_latency_s"]["kind"] == "measured"
+    assert entries["grid_barrier_s"]["kind"] == "inferred"
+    assert entries["grid_barrier_s"]["note"].startswith("Carried over from h200. ")
+    assert found.undetermined["grid_barrier_s"] == "no stable sample of grid_barrier_s"
+    assert machine_of(found.profile("x1"), "x1").name == "x1"
+
+
+# -- seeds and rounding ---------------------------------------------------------------------------------------------
+
+
+def test_the_seed_moves_the_bootstrap_and_nothing_else() -> None:
+    again, other = (fit(shipped().file, load_machine("h200"), seed) for seed in (0, 7))
+    assert again.fitted == shipped().fitted
+    assert [one.value for one in other.fitted] == [one.value for one in again.fitted]
+    assert [one.statistical for one in other.fitted] != [one.statistical for one in again.fitted]
+
+
+@pytest.mark.parametrize(
+    ("value", "direction", "bound"),
+    [
+        (1.23456, -1, 1.234),
+        (1.23456, +1, 1.235),
+        (1.98e9, +1, 1.98e9),
+        (3.0e-7, -1, 3.0e-7),
+        (0.0, -1, 0.0),
+        (9.9999, +1, 10.0),
+    ],
+)
+def test_bounds_are_rounded_away_from_what_they_bound(value: float, direction: int, bound: float) -> None:
+    assert outward(value, direction) == pytest.approx(bound, rel=1e-12)
+
+
+# -- values from kernels ---------------------------------------------------------------------------------------------
+
+
+def planted_shapes(machine: Machine, noise: float = 0.004) -> list[Shape]:
+    """cuBLAS GEMMs and a small kernel as ``machine`` would run them."""
+    generator = random.Random(3)
+    links = {
+        f"{outputs}x{depth}": Link(
+            operator="cublas.gemm", weights=(bf16(outputs, depth),), shape={"rows": 1}, launch="graph", trigger="end"
+        )
+        for outputs, depth in ((10240, 7168), (3584, 7168), (1536, 7168), (448, 7168))
+    }
+    return [
+        Shape(
+            case=name,
+            measured_us=chain_us((link,), looped_back(machine)) * (1 + generator.uniform(-noise, noise)),
+            links=(link,),
+        )
+        for name, link in links.items()
+    ]
+
+
+def test_kernels_give_planted_values_and_say_which_they_do_not_depend_on() -> None:
+    h200 = load_machine("h200")
+    planted = replace(h200, tensor_core_setup_s=2.4e-6, hbm_read_bytes_per_s=4.2e12)
+    parameters = {
+        "tensor_core_setup_s": (1e-7, 1e-5),
+        "hbm_read_bytes_per_s": (2e12, 4.8e12),
+        "fp4_weights_per_clock_per_sm": (4.0, 256.0),
+    }
+    found = fit_kernels(h200, planted_shapes(planted), parameters)
+    setup, rate, decode = found.found
+    assert setup.value == pytest.approx(2.4e-6, rel=0.05)
+    assert rate.value == pytest.approx(4.2e12, rel=0.02)
+    assert setup.determined and rate.determined
+    assert setup.low is not None and setup.high is not None and setup.low < 2.4e-6 < setup.high
+    assert not setup.profile_value_inside
+    assert (decode.determined, decode.reason) == (False, "the times do not depend on it")
+    assert (decode.low, decode.high, decode.value) == (None, None, h200.fp4_weights_per_clock_per_sm)
+    assert found.singular_values[-1] == 0.0 < found.singular_values[1]
+    assert max(map(abs, found.residuals.values())) < 0.01
+    assert max(map(abs, found.left_out_errors.values())) < 0.03
+    assert set(found.left_out_errors) == set(found.residuals)

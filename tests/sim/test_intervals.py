@@ -1,0 +1,113 @@
+"""Draws of a profile's values, and the interval of a step that follows from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from k3sim.model.architecture import load_architecture
+from k3sim.model.layout import Layout, Workload
+from k3sim.model.paths import find_path
+from k3sim.sim.intervals import draw_machines, interval_around, quantiles, step_us_interval
+from k3sim.sim.machine import Machine, load_machine
+from k3sim.sim.predict import Question, predict
+
+H200 = load_machine("h200")
+
+
+def question(machine: Machine, **how: Any) -> Question:
+    return Question(
+        architecture=load_architecture(), layout=Layout(tp=16), workload=Workload(), machine=machine, **how
+    )
+
+
+def exact(machine: Machine, **known: float) -> Machine:
+    """``machine`` without any uncertainty but that of the values given with their upper bound."""
+    provenance = {}
+    for name, origin in machine.provenance.items():
+        value = getattr(machine, name)
+        middle = 1.0 if isinstance(value, tuple) else value
+        provenance[name] = dataclasses.replace(origin, low=middle, high=known.get(name, middle))
+    return dataclasses.replace(machine, provenance=provenance)
+
+
+def test_low_and_high_are_the_5th_and_95th_percentile_of_draws() -> None:
+    drawn = draw_machines(H200, 2000)
+    for name in ("completion_flush_s", "counter_handoff_s", "l2_loaded_latency_s", "rank_skew_relative_sd"):
+        origin, value = H200.provenance[name], getattr(H200, name)
+        values = sorted(getattr(one, name) for one in drawn)
+        low, high = quantiles(values)
+        assert low == pytest.approx(origin.low, rel=0.02), name
+        assert high == pytest.approx(origin.high, rel=0.02), name
+        assert values[1000] == pytest.approx(value, rel=0.01), name
+
+
+def test_few_draws_are_spread_evenly() -> None:
+    """One in each slice of equal chance: half of any number of draws lie below the value."""
+    for num_draws in (2, 10, 40):
+        values = [one.completion_flush_s for one in draw_machines(H200, num_draws, seed=3)]
+        assert sum(one < H200.completion_flush_s for one in values) == num_draws // 2
+
+
+def test_what_is_known_does_not_move_and_bounds_hold() -> None:
+    for one in draw_machines(H200, 200):
+        assert (one.num_sms, one.nvlink_multicast, one.fp4_flops) == (132, True, 0)
+        assert isinstance(one.l2_effective_bytes, int)
+        assert one.hbm_read_bytes_per_s <= one.hbm_datasheet_bytes_per_s
+        assert one.l2_near_latency_s <= one.l2_far_latency_s
+        assert one.l2_effective_bytes <= one.l2_capacity_bytes
+        assert one.hbm_in_flight_curve[-1][1] <= one.hbm_read_bytes_per_s
+        assert [at for at, _ in one.hbm_in_flight_curve] == [at for at, _ in H200.hbm_in_flight_curve]
+
+
+def test_draws_follow_the_seed_and_each_value_its_own() -> None:
+    again, other = draw_machines(H200, 10, seed=1), draw_machines(H200, 10, seed=2)
+    assert draw_machines(H200, 10, seed=1) == again != other
+    moved = dataclasses.replace(H200, launch_latency_s=2.95e-7)
+    for before, after in zip(again, draw_machines(moved, 10, seed=1), strict=True):
+        assert before.completion_flush_s == after.completion_flush_s
+        assert before.launch_latency_s != after.launch_latency_s
+
+
+def test_values_do_not_move_together() -> None:
+    drawn = draw_machines(H200, 400)
+    slow = [one for one in drawn if one.completion_flush_s > H200.completion_flush_s]
+    both = sum(one.counter_handoff_s > H200.counter_handoff_s for one in slow)
+    assert len(slow) == 200
+    assert 70 < both < 130  # of 200; 100 when independent
+
+
+def test_quantiles_interpolate() -> None:
+    assert quantiles([0.0, 1.0, 2.0, 3.0, 4.0], level=0.5) == (1.0, 3.0)
+    assert quantiles([0.0, 10.0]) == pytest.approx((0.5, 9.5))
+
+
+def test_an_interval_holds_its_prediction() -> None:
+    assert interval_around(5.0, [6.0, 7.0, 8.0]) == (5.0, pytest.approx(7.9))
+    assert interval_around(6.5, [6.0, 7.0, 8.0]) == (pytest.approx(6.1), pytest.approx(7.9))
+
+
+def test_a_machine_known_exactly_gives_no_interval() -> None:
+    asked, path = question(exact(H200)), find_path("fused")
+    step_us = predict(asked, path).step_us
+    assert step_us_interval(asked, path, num_draws=2) == (step_us, step_us)
+
+
+def test_the_interval_of_a_step_is_that_of_what_it_is_made_of() -> None:
+    """Every one of the stock path's kernel boundaries has a release: half a microsecond more is found in each."""
+    asked, path = question(exact(H200, completion_flush_s=9e-7)), find_path("stock")
+    step_us = predict(asked, path).step_us
+    low, high = step_us_interval(asked, path, num_draws=12)
+    assert low == step_us  # nothing can be faster
+    slowest = predict(question(dataclasses.replace(H200, completion_flush_s=9e-7)), path).step_us
+    assert high == pytest.approx(slowest, rel=0.03)
+    assert high > 1.05 * step_us
+
+
+def test_the_interval_is_the_same_for_the_same_seed() -> None:
+    asked, path = question(H200), find_path("fused")
+    first, again, other = (step_us_interval(asked, path, num_draws=3, seed=seed) for seed in (4, 4, 5))
+    assert first == again != other
+    assert first[0] <= predict(asked, path).step_us <= first[1]
