@@ -28,6 +28,7 @@ from k3sim.errors import UserError
 from k3sim.kernels.costs import work_of
 from k3sim.model.architecture import Architecture, load_architecture
 from k3sim.model.layout import KV_DTYPE_BYTES, Layout, Workload, check_layout, check_workload
+from k3sim.model.own_rows import check_own
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.paths import Path as ExecutionPath
 from k3sim.model.program import Program, build_program
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from k3sim.kernels.engine.weights import RankWeights
 
 SCHEMA_VERSION = 1
-MAX_ROWS = 16
 MIN_REPLAYS = 20
 WARM_UP_REPLAYS = 20
 
@@ -100,7 +100,6 @@ class Case:
 
 def case_of(options: DecodeOptions) -> Case:
     """Check everything that needs no GPU. Raises UserError."""
-    from k3sim.kernels.engine.memory import check_built
     from k3sim.kernels.engine.weights import subset
 
     architecture = load_architecture()
@@ -110,13 +109,11 @@ def case_of(options: DecodeOptions) -> Case:
     )
     layout = Layout(tp=options.tp)
     check_layout(architecture, layout)
-    check_built(architecture, layout)
+    check_own(architecture, layout, options.concurrency)
     if options.kv_dtype not in KV_DTYPE_BYTES:
         raise UserError(f"unknown KV cache type {options.kv_dtype!r}; accepted: {', '.join(KV_DTYPE_BYTES)}")
     workload = Workload(concurrency=options.concurrency, context=options.context, kv_dtype=options.kv_dtype)  # type: ignore[arg-type]
     check_workload(architecture, workload)
-    if options.concurrency > MAX_ROWS:
-        raise UserError(f"concurrency={options.concurrency}; the kernels take 1 to {MAX_ROWS} rows")
     if not MIN_REPLAYS <= options.replays <= 100_000:
         raise UserError(f"replays={options.replays}; {MIN_REPLAYS} to 100000 are accepted")
     if not 0 <= options.seed < 2**31:

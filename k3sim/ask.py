@@ -9,6 +9,7 @@ from pathlib import Path
 from k3sim.errors import UserError
 from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import KV_DTYPE_BYTES, Layout, Workload, check_fits, check_layout, check_workload
+from k3sim.model.own_rows import check_own
 from k3sim.model.paths import Path as ExecutionPath
 from k3sim.model.paths import find_path
 from k3sim.options import Options
@@ -30,6 +31,8 @@ def ask(options: Options) -> tuple[Question, ExecutionPath]:
         raise UserError(f"unknown KV cache type {options.kv_dtype!r}; accepted: {', '.join(KV_DTYPE_BYTES)}")
     workload = Workload(concurrency=options.concurrency, context=options.context, kv_dtype=options.kv_dtype)  # type: ignore[arg-type]
     check_workload(architecture, workload)
+    if path.kernel_set == "own":
+        check_own(architecture, layout, -(-workload.concurrency // layout.dp))
     if not 0.0 <= options.routing_skew <= 4.0:
         raise UserError(f"routing skew is {options.routing_skew}; accepted: 0 (uniform) to 4")
     if not 0 <= options.seed < 2**31:

@@ -14,8 +14,10 @@ at the tail for the next mixer's. A table that moves a fork or a join must keep 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from k3sim.errors import UserError
+from k3sim.model.layout import accepted_tp
 from k3sim.model.path_rows import (
     ALL_REDUCE,
     ATTENTION,
@@ -35,6 +37,12 @@ from k3sim.model.path_rows import (
 )
 from k3sim.model.paths import HEAD, START, Row
 
+if TYPE_CHECKING:
+    from k3sim.model.architecture import Architecture
+    from k3sim.model.layout import Layout
+
+MAX_OWN_ROWS = 16
+OWN_EXPERT_WIDTHS = (192, 384)  # of an expert's slice: TP16 and TP8 of K3
 SNAPSHOT_LAYER = "snapshot layer"
 NEXT_PART: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "sources": "ffn_sources"}
 GATHERED: dict[str, int | str] = {"rows": "rows", "hidden": "hidden"}
@@ -190,3 +198,26 @@ OWN_TABLES: Mapping[str, tuple[Row, ...]] = {
     "moe": OWN_MOE_ROWS,
     HEAD: OWN_HEAD_ROWS,
 }
+
+
+def has_own_experts(architecture: Architecture, tp: int) -> bool:
+    """Whether the project's expert kernel is built for a slice of ``1 / tp``."""
+    return architecture.moe.expert_intermediate // tp in OWN_EXPERT_WIDTHS
+
+
+def check_own(architecture: Architecture, layout: Layout, rows: int) -> None:
+    """UserError where the project has no kernels for a rank of this layout with this many rows."""
+    if layout.ep > 1 or layout.dcp > 1:
+        raise UserError(
+            f"the project's own kernels run plain tensor parallelism; ep={layout.ep} and dcp={layout.dcp} need "
+            "--kernels public"
+        )
+    if rows > MAX_OWN_ROWS:
+        raise UserError(f"the project's own kernels take 1 to {MAX_OWN_ROWS} rows a rank; got {rows}")
+    if not has_own_experts(architecture, layout.tp):
+        width = architecture.moe.expert_intermediate // layout.tp
+        fitting = " or ".join(str(tp) for tp in accepted_tp(architecture) if has_own_experts(architecture, tp))
+        raise UserError(
+            f"tp={layout.tp}: an expert's slice is {width} wide, and the project's expert kernel is built for "
+            f"{' and '.join(map(str, OWN_EXPERT_WIDTHS))}; accepted: tp {fitting}"
+        )

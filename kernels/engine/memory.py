@@ -15,12 +15,12 @@ from k3sim.kernels.engine.state import PAGE_TOKENS, activation_shapes
 from k3sim.kernels.engine.weights import EXPERT_MATRICES, matrices_of, subset, vectors
 from k3sim.model.architecture import Architecture
 from k3sim.model.layout import KV_DTYPE_BYTES, Layout, Workload, accepted_tp, rank_matrices, rank_shapes
+from k3sim.model.own_rows import has_own_experts
 from k3sim.model.paths import Path
 from k3sim.model.program import Program, build_program
 
 # CUDA context, code of the kernels, cuBLAS workspaces, graph and exchange slots. An assumption until measured.
 RUNTIME_BYTES = 2 * 10**9
-WIDTHS = (192, 384)  # of an expert's slice, for which the expert kernel is built
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def check_memory(
         advice.append("unpadded expert slices")
     for tp in accepted_tp(architecture):
         other = replace(layout, tp=tp, pad_experts=False)
-        if tp > layout.tp and _is_built(architecture, other) and fits(architecture, other):
+        if tp > layout.tp and has_own_experts(architecture, tp) and fits(architecture, other):
             advice.append(f"--tp {tp}")
     missing = wanted.total - free_bytes
     raise UserError(
@@ -108,20 +108,6 @@ def check_memory(
         f"{missing / 1e9:.1f} GB more than the {free_bytes / 1e9:.1f} GB that are free on the GPU; "
         + (f"{' or '.join(advice)} would fit" if advice else "lower --concurrency or --context")
     )
-
-
-def check_built(architecture: Architecture, layout: Layout) -> None:
-    """UserError unless the expert kernel is built for the layout's slice."""
-    if not _is_built(architecture, layout):
-        fitting = [str(tp) for tp in accepted_tp(architecture) if _is_built(architecture, replace(layout, tp=tp))]
-        raise UserError(
-            f"tp={layout.tp}: an expert's slice is {architecture.moe.expert_intermediate // layout.tp} wide, and the "
-            f"expert kernel is built for {' and '.join(map(str, WIDTHS))}; accepted: tp {' or '.join(fitting)}"
-        )
-
-
-def _is_built(architecture: Architecture, layout: Layout) -> bool:
-    return not layout.pad_experts and architecture.moe.expert_intermediate // layout.tp in WIDTHS
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:

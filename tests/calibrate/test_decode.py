@@ -141,7 +141,7 @@ def test_the_table_has_every_case_once() -> None:
     [
         ({"tp": 4}, "tp=4: an expert's slice is 768 wide"),
         ({"layers": 94}, "layers: got 94, accepted: 1 to 93"),
-        ({"concurrency": 17}, "concurrency=17; the kernels take 1 to 16 rows"),
+        ({"concurrency": 17}, "own kernels take 1 to 16 rows a rank; got 17"),
         ({"path": "persistent"}, "path 'persistent' has no kernels of the project's own"),
         ({"replays": 3}, "replays=3; 20 to 100000 are accepted"),
         ({"kv_dtype": "int4"}, "unknown KV cache type 'int4'"),

@@ -13,7 +13,7 @@ from small_model import small_architecture  # noqa: E402
 
 from k3sim.calibrate import decode  # noqa: E402
 from k3sim.errors import UserError  # noqa: E402
-from k3sim.kernels.engine.memory import check_built, check_memory, needed_bytes  # noqa: E402
+from k3sim.kernels.engine.memory import check_memory, needed_bytes  # noqa: E402
 from k3sim.kernels.engine.state import build_rank  # noqa: E402
 from k3sim.kernels.engine.weights import random_weights, subset  # noqa: E402
 from k3sim.model.architecture import load_architecture  # noqa: E402
@@ -116,9 +116,3 @@ def test_the_number_of_layers_that_is_named_is_the_most_that_fit() -> None:
     check_memory(subset(K3, count), layout, workload, path, max_tokens=8448, free_bytes=free_bytes)
     with pytest.raises(UserError):
         check_memory(subset(K3, count + 1), layout, workload, path, max_tokens=8448, free_bytes=free_bytes)
-
-
-def test_a_slice_that_the_expert_kernel_lacks_is_refused() -> None:
-    check_built(K3, Layout(tp=8))
-    with pytest.raises(UserError, match=r"tp=4: an expert's slice is 768 wide.*accepted: tp 8 or 16"):
-        check_built(K3, Layout(tp=4))

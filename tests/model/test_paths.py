@@ -9,9 +9,10 @@ import pytest
 
 from k3sim.errors import UserError
 from k3sim.kernels.costs import COSTS
+from k3sim.kernels.expert_gemv.launch import MAX_ROWS, WIDTHS
 from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import Layout, Workload, rank_matrices
-from k3sim.model.own_rows import OWN_TABLES
+from k3sim.model.own_rows import MAX_OWN_ROWS, OWN_EXPERT_WIDTHS, OWN_TABLES, check_own
 from k3sim.model.path_rows import FUSED_NEXT_WEIGHTS, FUSED_TABLES, PERSISTENT_TABLES
 from k3sim.model.paths import PATH_NAMES, SWITCHES, Row, find_path
 from k3sim.model.program import dimensions
@@ -50,6 +51,26 @@ def test_with_starts_from_none_and_without_from_all() -> None:
 def test_refusals(name: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         find_path(name, **given)
+
+
+@pytest.mark.parametrize(
+    ("layout", "rows", "message"),
+    [
+        (Layout(tp=8, dcp=4), 1, "own kernels run plain tensor parallelism; ep=1 and dcp=4 need --kernels public"),
+        (Layout(tp=8, ep=8), 1, "ep=8 and dcp=1 need --kernels public"),
+        (Layout(tp=16), 17, "own kernels take 1 to 16 rows a rank; got 17"),
+        (Layout(tp=4), 1, "tp=4: an expert's slice is 768 wide.*192 and 384; accepted: tp 8 or 16"),
+    ],
+)
+def test_what_the_project_has_no_kernels_for_is_refused(layout: Layout, rows: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_own(K3, layout, rows)
+
+
+def test_own_kernels_are_built_for_what_is_accepted() -> None:
+    assert OWN_EXPERT_WIDTHS == WIDTHS and MAX_OWN_ROWS == MAX_ROWS
+    for tp in (8, 16):
+        check_own(K3, Layout(tp=tp), MAX_OWN_ROWS)
 
 
 def test_a_name_that_resembles_nothing_gets_no_hint() -> None:
