@@ -5,9 +5,14 @@ One rank in loop-back, whose model is that of sixteen equal ranks. Stock and fus
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
+
+# Before CUDA starts. Streams share eight hardware queues otherwise, and where eight ranks have two or three streams
+# each on one GPU, a rank that polls may stand in the queue ahead of the push that it waits for.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 torch = pytest.importorskip("torch")
 
