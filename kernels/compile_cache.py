@@ -13,9 +13,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from k3sim.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 ARCHITECTURES = ("sm_90a", "sm_100a", "sm_103a")
 _OF_CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
@@ -50,6 +53,14 @@ def get_cutlass() -> ModuleType:
     except ImportError as missing:
         raise UserError("nvidia-cutlass-dsl is not installed: pip install 'k3sim[gpu]'") from missing
     return cutlass  # type: ignore[no-any-return]
+
+
+def current_stream(like: torch.Tensor) -> Any:
+    """torch's current stream on the device of ``like``, as a compiled function takes it."""
+    import torch
+    from cuda.bindings.driver import CUstream
+
+    return CUstream(torch.cuda.current_stream(like.device).cuda_stream)
 
 
 def compiled(configuration: Hashable, build: Callable[[], Any]) -> Any:

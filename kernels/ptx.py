@@ -39,13 +39,6 @@ def load_cached(g_address: Int64) -> Words:
     )
 
 
-def load_cached2(g_address: Int64) -> Words:
-    """As ``load_cached``, 8 bytes."""
-    return inline_ptx(
-        "ld.global.v2.b32 {{$w0}, {$w1}}, [{$r0}];", write_only_types=[Uint32] * 2, read_only_args=[g_address]
-    )
-
-
 def load_from_peer(g_address: Int64) -> Words:
     """16 bytes that another GPU may be writing: each word whole, never from L1, never merged with another load."""
     return inline_ptx(
@@ -62,10 +55,6 @@ def store_to_peer(g_address: Int64, words: Any) -> None:
 
 def load_int(g_address: Int64) -> Int32:
     return inline_ptx("ld.global.b32 {$w0}, [{$r0}];", write_only_types=[Int32], read_only_args=[g_address])
-
-
-def load_int_volatile(g_address: Int64) -> Int32:
-    return inline_ptx("ld.volatile.global.b32 {$w0}, [{$r0}];", write_only_types=[Int32], read_only_args=[g_address])
 
 
 def load_long(g_address: Int64) -> Int64:
@@ -182,10 +171,6 @@ def count_wrapping(g_address: Int64, last: Int32) -> Int32:
     )
 
 
-def fence_gpu() -> None:
-    inline_ptx("fence.acq_rel.gpu;")
-
-
 def bits_as_float(word: Uint32) -> Float32:
     return inline_ptx("mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[word])
 
@@ -286,11 +271,6 @@ def barrier_init_fence() -> None:
     inline_ptx("fence.mbarrier_init.release.cluster;")
 
 
-def barrier_expect(s_barrier: Int32, num_bytes: Int32) -> None:
-    """Arrive and announce ``num_bytes`` of bulk copies."""
-    inline_ptx("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{$r0}], {$r1};", read_only_args=[s_barrier, num_bytes])
-
-
 def barrier_arrive(s_barrier: Int32) -> None:
     """One arrival; this thread's earlier accesses are visible to whoever waits for the phase."""
     inline_ptx("mbarrier.arrive.shared::cta.b64 _, [{$r0}];", read_only_args=[s_barrier])
@@ -305,14 +285,6 @@ def barrier_wait(s_barrier: Int32, parity: Int32) -> None:
     inline_ptx(
         "{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [{$r0}], {$r1}; @!p bra again; }",
         read_only_args=[s_barrier, parity],
-    )
-
-
-def bulk_copy(s_address: Int32, g_address: Int64, num_bytes: Int32, s_barrier: Int32) -> None:
-    """Global to shared memory by the copy engine, completion counted in bytes at ``s_barrier``."""
-    inline_ptx(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];",
-        read_only_args=[s_address, g_address, num_bytes, s_barrier],
     )
 
 

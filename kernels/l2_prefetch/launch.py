@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.compile_cache import compiled, get_cutlass
+from k3sim.kernels.compile_cache import compiled, current_stream, get_cutlass
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,6 @@ def l2_prefetch(regions: torch.Tensor, *, budget_bytes: int, keep: bool = False)
     priority. Raises UserError before any launch; addresses on the device are not checked.
     """
     import torch
-    from cuda.bindings.driver import CUstream
 
     check_tensor("regions", regions, dtypes=(torch.int64,), shape=(None, 2), alignment_bytes=8)
     check_one_of("regions.shape[0]", regions.shape[0], range(1, MAX_REGIONS + 1))
@@ -61,5 +60,5 @@ def l2_prefetch(regions: torch.Tensor, *, budget_bytes: int, keep: bool = False)
         regions.data_ptr(),
         regions.shape[0],
         budget_bytes,
-        CUstream(torch.cuda.current_stream(regions.device).cuda_stream),
+        current_stream(regions),
     )

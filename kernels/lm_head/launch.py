@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.compile_cache import compiled, get_cutlass
+from k3sim.kernels.compile_cache import compiled, current_stream, get_cutlass
 
 if TYPE_CHECKING:
     import torch
@@ -64,8 +64,6 @@ def top_k(logits: torch.Tensor, top: torch.Tensor, ids: torch.Tensor, *, first_i
     In falling order, equal ones by rising id, NaN as -infinity; ids counted from ``first_id``; k up to 64. Raises
     UserError before any launch.
     """
-    import torch
-    from cuda.bindings.driver import CUstream
 
     _check_top_k(logits, top, ids)
     check_on_gpu("logits", logits)
@@ -75,7 +73,7 @@ def top_k(logits: torch.Tensor, top: torch.Tensor, ids: torch.Tensor, *, first_i
         ids.data_ptr(),
         first_id,
         logits.shape[0],
-        CUstream(torch.cuda.current_stream(logits.device).cuda_stream),
+        current_stream(logits),
     )
 
 

@@ -126,10 +126,6 @@ class MlaDecodeConfiguration:
     def head_tiles(self) -> int:
         return -(-self.heads // HEAD_TILE)
 
-    @property
-    def workspace_floats(self) -> int:
-        """Of one row: every cluster's slices, then their maxima and sums."""
-        return self.head_tiles * CLUSTER * self.clusters * HEAD_TILE * (SLICE + 2)
 
 
 class _Shared:

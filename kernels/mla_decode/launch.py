@@ -16,7 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.compile_cache import compiled, get_cutlass
+from k3sim.kernels.compile_cache import compiled, current_stream, get_cutlass
 
 if TYPE_CHECKING:
     import torch
@@ -100,13 +100,6 @@ def _lift(heads: int, row_tiles: int, pdl: bool) -> Any:
     return compiled(configuration, lambda: compile_lift_gate(configuration))
 
 
-def _stream(tensor: torch.Tensor) -> Any:
-    import torch
-    from cuda.bindings.driver import CUstream
-
-    return CUstream(torch.cuda.current_stream(tensor.device).cuda_stream)
-
-
 def mla_decode(
     query: torch.Tensor,
     cache: torch.Tensor,
@@ -179,7 +172,7 @@ def mla_decode(
         workspace.slices.data_ptr(),
         workspace.counters.data_ptr(),
         rows,
-        _stream(query),
+        current_stream(query),
     )
     return out
 
@@ -212,7 +205,7 @@ def lse_merge(
         out.data_ptr(),
         0 if log_sum_exp is None else log_sum_exp.data_ptr(),
         rows * heads,
-        _stream(outputs),
+        current_stream(outputs),
     )
     return out
 
@@ -247,6 +240,6 @@ def lift_gate(
         gate.stride(0) * 2,
         out.data_ptr(),
         rows,
-        _stream(latent),
+        current_stream(latent),
     )
     return out

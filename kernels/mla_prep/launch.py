@@ -11,7 +11,7 @@ from functools import cache as cached
 from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.compile_cache import compiled, get_cutlass
+from k3sim.kernels.compile_cache import compiled, current_stream, get_cutlass
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,6 @@ def mla_prep(
     Weights are read before the kernel waits for the launch before it. Raises UserError before any launch.
     """
     import torch
-    from cuda.bindings.driver import CUstream
 
     bf16 = (torch.bfloat16,)
     check_tensor("query", query, dtypes=bf16, shape=(None, None, ROW))
@@ -96,6 +95,6 @@ def mla_prep(
         slots.data_ptr(),
         cache.data_ptr(),
         cache.stride(0) * cache.element_size(),
-        CUstream(torch.cuda.current_stream(query.device).cuda_stream),
+        current_stream(query),
     )
     return query

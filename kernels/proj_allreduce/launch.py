@@ -22,7 +22,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.compile_cache import compiled, get_cutlass
+from k3sim.kernels.compile_cache import compiled, current_stream, get_cutlass
 from k3sim.kernels.latent_tail.launch import TailSlots, check_slots
 
 if TYPE_CHECKING:
@@ -91,13 +91,6 @@ def _consume(**fields: Any) -> Any:
     return compiled(configuration, lambda: build(configuration))
 
 
-def _stream(tensor: torch.Tensor) -> Any:
-    import torch
-    from cuda.bindings.driver import CUstream
-
-    return CUstream(torch.cuda.current_stream(tensor.device).cuda_stream)
-
-
 def produce(x: torch.Tensor, weight: torch.Tensor, peers: torch.Tensor, buffers: ReceiveBuffers, *, rank: int) -> None:
     """Store this rank's ``x [B, K] @ weight [D, K].T`` into slot ``rank`` of every peer.
 
@@ -117,7 +110,7 @@ def produce(x: torch.Tensor, weight: torch.Tensor, peers: torch.Tensor, buffers:
     check_one_of("rank", rank, range(ranks))
     check_on_gpu("weight", weight)
     _produce(x.shape[0], depth, hidden, ranks, max_rows)(
-        x.data_ptr(), weight.data_ptr(), peers.data_ptr(), buffers.control.data_ptr(), rank, _stream(x)
+        x.data_ptr(), weight.data_ptr(), peers.data_ptr(), buffers.control.data_ptr(), rank, current_stream(x)
     )
 
 
@@ -219,7 +212,7 @@ def consume(
     run = _consume(
         rows=rows, hidden=hidden, ranks=ranks, max_rows=max_rows, release_next=release_next, **operands.fields
     )
-    run(buffers.received.data_ptr(), buffers.control.data_ptr(), *operands.addresses, _stream(out))
+    run(buffers.received.data_ptr(), buffers.control.data_ptr(), *operands.addresses, current_stream(out))
     return out
 
 
@@ -268,6 +261,6 @@ def consume_gathered(
         slots.latent.data_ptr(),
         slots.shared.data_ptr(),
         *operands.addresses,
-        _stream(out),
+        current_stream(out),
     )
     return out

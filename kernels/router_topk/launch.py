@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.compile_cache import compiled, get_cutlass
+from k3sim.kernels.compile_cache import compiled, current_stream, get_cutlass
 
 if TYPE_CHECKING:
     import torch
@@ -62,13 +62,12 @@ def router_topk(
     check_on_gpu("ids", ids)
 
     get_cutlass()
-    from cuda.bindings.driver import CUstream
 
     from k3sim.kernels.router_topk.kernel import RouterConfiguration, compile_router
 
     configuration = RouterConfiguration(num_shards=num_shards, table=table, poll=poll)
     run = compiled(configuration, lambda: compile_router(configuration))
-    stream = CUstream(torch.cuda.current_stream(ids.device).cuda_stream)
+    stream = current_stream(ids)
     run(logits.data_ptr(), bias.data_ptr(), ids.data_ptr(), weights.data_ptr(), rows, stream)
 
 
@@ -155,13 +154,12 @@ def gather_topk(
     check_on_gpu("ids", ids)
 
     get_cutlass()
-    from cuda.bindings.driver import CUstream
 
     from k3sim.kernels.router_topk.kernel import GatherConfiguration, compile_gather
 
     configuration = GatherConfiguration(num_shards=ranks, early=early, release_next=release_next)
     run = compiled(configuration, lambda: compile_gather(configuration))
-    stream = CUstream(torch.cuda.current_stream(ids.device).cuda_stream)
+    stream = current_stream(ids)
     run(
         slots.data_ptr(),
         slots.stride(0) * 4,

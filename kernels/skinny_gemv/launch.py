@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.compile_cache import compiled
+from k3sim.kernels.compile_cache import compiled, current_stream
 from k3sim.kernels.skinny_gemv.configuration import (
     MAX_PEERS,
     MAX_ROWS,
@@ -95,7 +95,6 @@ def _launch(
     polled: bool,
     tiling: Tiling | None,
 ) -> None:
-    from cuda.bindings.driver import CUstream
 
     function = _function(
         w.shape[0],
@@ -115,7 +114,7 @@ def _launch(
             0 if out is None else out.data_ptr(),
             0 if operand is None else operand.data_ptr(),
             0 if peers is None else peers.data_ptr(),
-            CUstream(torch.cuda.current_stream().cuda_stream),
+            current_stream(x),
         )
 
 

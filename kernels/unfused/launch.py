@@ -25,7 +25,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.compile_cache import compiled, get_cutlass
+from k3sim.kernels.compile_cache import compiled, current_stream, get_cutlass
 from k3sim.kernels.proj_allreduce.launch import ReceiveBuffers, check_buffers
 
 if TYPE_CHECKING:
@@ -46,13 +46,6 @@ ROW = LATENT + EXTRA
 ELEMENTWISE_COLUMNS = 8 * 128  # of a block
 
 Norm = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
-
-
-def _stream(tensor: torch.Tensor) -> Any:
-    import torch
-    from cuda.bindings.driver import CUstream
-
-    return CUstream(torch.cuda.current_stream(tensor.device).cuda_stream)
 
 
 @cache
@@ -179,7 +172,7 @@ def embedding(
     check_tensor("out", out, dtypes=(torch.bfloat16,), shape=(rows, hidden), like=table)
     check_on_gpu("table", table)
     _embedding(hidden, 0, pdl)(
-        ids.data_ptr(), table.data_ptr(), out.data_ptr(), first_id, num_ids, rows, _stream(table)
+        ids.data_ptr(), table.data_ptr(), out.data_ptr(), first_id, num_ids, rows, current_stream(table)
     )
     return out
 
@@ -203,7 +196,7 @@ def embedding_push(
     check_one_of("peers.shape[0]", peers.shape[0], range(1, MAX_RANKS + 1))
     check_on_gpu("table", table)
     _embedding(hidden, int(peers.shape[0]), pdl)(
-        ids.data_ptr(), table.data_ptr(), peers.data_ptr(), first_id, num_ids, rows, _stream(table)
+        ids.data_ptr(), table.data_ptr(), peers.data_ptr(), first_id, num_ids, rows, current_stream(table)
     )
 
 
@@ -242,7 +235,7 @@ def all_reduce(
         buffers.control.data_ptr(),
         out.data_ptr(),
         rank,
-        _stream(x),
+        current_stream(x),
     )
     return out
 
@@ -303,7 +296,7 @@ def conv_update(
         conv_state.stride(0) * 2,
         convolved.data_ptr(),
         rows,
-        _stream(projected),
+        current_stream(projected),
     )
     return convolved
 
@@ -365,7 +358,7 @@ def recurrent_update(
         state.stride(0) * state.element_size(),
         read_out.data_ptr(),
         rows,
-        _stream(state),
+        current_stream(state),
     )
     return read_out
 
@@ -401,7 +394,7 @@ def gated_norm(
         norm_weight.data_ptr(),
         out.data_ptr(),
         rows,
-        _stream(projected),
+        current_stream(projected),
     )
     return out
 
@@ -433,7 +426,7 @@ def norm(parts: Sequence[Norm], *, pdl: bool = False) -> None:
         widths.append(int(width))
         arguments += [x.data_ptr(), x.stride(0) * 2, weight.data_ptr(), out.data_ptr(), out.stride(0) * 2]
     check_on_gpu("parts[0] x", like)
-    _norm(tuple(widths), pdl)(*arguments, *[0] * (10 - len(arguments)), like.shape[0], _stream(like))
+    _norm(tuple(widths), pdl)(*arguments, *[0] * (10 - len(arguments)), like.shape[0], current_stream(like))
 
 
 def _check_elementwise(out: torch.Tensor) -> tuple[int, int]:
@@ -470,7 +463,7 @@ def situ(gate_up: torch.Tensor, out: torch.Tensor, *, pdl: bool = False) -> torc
         width,
         -(-width // ELEMENTWISE_COLUMNS),
         rows,
-        _stream(out),
+        current_stream(out),
     )
     return out
 
@@ -496,7 +489,7 @@ def gate_multiply(value: torch.Tensor, gate: torch.Tensor, out: torch.Tensor, *,
         width,
         -(-width // ELEMENTWISE_COLUMNS),
         rows,
-        _stream(out),
+        current_stream(out),
     )
     return out
 
@@ -563,7 +556,7 @@ def query_and_cache(
         cache.data_ptr(),
         cache.stride(0) * cache.element_size(),
         rows,
-        _stream(query),
+        current_stream(query),
     )
     return query
 
@@ -607,7 +600,7 @@ def sample(
             addresses[number] = tensor.data_ptr()
     check_on_gpu("values", values)
     _sample(ranks, draw, pdl)(
-        values.data_ptr(), ids.data_ptr(), *addresses, tokens.data_ptr(), rows, _stream(values)
+        values.data_ptr(), ids.data_ptr(), *addresses, tokens.data_ptr(), rows, current_stream(values)
     )
     return tokens
 
@@ -637,5 +630,5 @@ def advance(num_tokens: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, 
         pages.shape[1],
         slots.data_ptr(),
         rows,
-        _stream(num_tokens),
+        current_stream(num_tokens),
     )
