@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from k3sim.kernels.mla_decode.launch import CLUSTER, MAX_CLUSTERS, PAGE_TOKENS, chosen_clusters
 from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Unit, Work
 from k3sim.model.program import Weight
 
@@ -71,7 +72,6 @@ def split_kv(
     return _footprint(rows=rows, context=context, passes=(attention, _merge(**shape)))
 
 
-OWN_CLUSTER, OWN_MAX_CLUSTERS, PAGE_TOKENS = 8, 15, 64
 # A page's chain through the score warps: 36 products in series on each of two accumulators (33 cycles each), the row
 # maxima over the warps, exponents, the hand-over to the value warps and its way back: six reductions' time.
 CHAIN_EPILOGUES = 3
@@ -81,10 +81,10 @@ def _clusters(*, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora
     """The kernel of this folder: clusters of eight blocks, one block an SM, that take pages in turn (launch.py)."""
     pages = -(-context // PAGE_TOKENS)
     tiles = -(-heads // HEAD_TILE)
-    clusters = max(1, min(OWN_MAX_CLUSTERS // (rows * tiles), (pages + OWN_CLUSTER) // (2 * OWN_CLUSTER)))
-    num_blocks = rows * tiles * clusters * OWN_CLUSTER
-    pages_of_a_block = -(-pages // (clusters * OWN_CLUSTER))
-    waves = -(-num_blocks // (OWN_MAX_CLUSTERS * OWN_CLUSTER))
+    clusters = chosen_clusters(rows, heads, pages)
+    num_blocks = rows * tiles * clusters * CLUSTER
+    pages_of_a_block = -(-pages // (clusters * CLUSTER))
+    waves = -(-num_blocks // (MAX_CLUSTERS * CLUSTER))
     attend = Pass(
         num_address_loads=2,  # the length, then the page
         num_dependent_loads=1,
@@ -102,7 +102,7 @@ def _clusters(*, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora
     add_up = Pass(num_block_reductions=1)
     merge = Pass(
         num_dependent_loads=3,  # fence, counter, data
-        input_bytes_per_block=clusters * HEAD_TILE * (kv_lora_rank // OWN_CLUSTER + 2) * 4,
+        input_bytes_per_block=clusters * HEAD_TILE * (kv_lora_rank // CLUSTER + 2) * 4,
         num_block_reductions=1,
     )
     return Work(
