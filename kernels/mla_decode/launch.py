@@ -17,19 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
 from k3sim.kernels.compile_cache import compiled, current_stream, get_cutlass
+from k3sim.kernels.mla_decode.cost import CLUSTER, HEAD_TILE, MAX_CLUSTERS, PAGE_TOKENS, chosen_clusters
 
 if TYPE_CHECKING:
     import torch
 
 HEADS = (6, 12, 24, 48, 96)
-HEAD_TILE = 16
-PAGE_TOKENS = 64
 ROW = 576
 LATENT = 512
-CLUSTER = 8
-# Of eight blocks with an SM each: as many as an H200 holds at once. A sixteenth waits for a second round (128k tokens:
-# 64 us instead of 36, 2026-11-29).
-MAX_CLUSTERS = 15
 MAX_ROWS = 256
 MAX_MERGED_RANKS = 32
 VALUES = 128
@@ -42,16 +37,6 @@ class MlaWorkspace:
 
     slices: torch.Tensor
     counters: torch.Tensor
-
-
-def chosen_clusters(rows: int, heads: int, pages: int | None = None) -> int:
-    """Clusters a row and head tile: what fills the GPU once, at least 1; about two pages a block if a row has at most
-    ``pages``, because merging more clusters costs more than the pages save (8k tokens: 9.06 us with 8, 9.2 with 15;
-    64 tokens: 5.8 with 1, 7.1 with 15; H200, 2026-11-29)."""
-    filling = max(1, MAX_CLUSTERS // (rows * -(-heads // HEAD_TILE)))
-    if pages is None:
-        return filling
-    return max(1, min(filling, (pages + CLUSTER) // (2 * CLUSTER)))
 
 
 def _slice_floats(rows: int, heads: int) -> int:
