@@ -189,8 +189,8 @@ def latent_tail() -> Kernels:
 def mla_decode() -> Kernels:
     def decode(heads: int, fp8: bool) -> Compile:
         def compile_one() -> Any:
-            from k3sim.kernels.mla_decode.kernel import MlaDecodeConfiguration, compile_mla_decode
             from k3sim.kernels.mla_decode.cost import chosen_clusters
+            from k3sim.kernels.mla_decode.kernel import MlaDecodeConfiguration, compile_mla_decode
 
             return compile_mla_decode(
                 MlaDecodeConfiguration(
