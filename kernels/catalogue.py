@@ -119,11 +119,11 @@ def attn_res() -> Kernels:
 
 
 def expert_gemv() -> Kernels:
-    def entry(width: int, fp32_out: bool, part: str = "both") -> Compile:
+    def entry(width: int, fp32_out: bool, part: str = "both", num_peers: int = 0) -> Compile:
         def compile_one() -> Any:
             from k3sim.kernels.expert_gemv.kernel import ExpertConfiguration, compile_experts
 
-            return compile_experts(ExpertConfiguration(width=width, fp32_out=fp32_out, part=part))
+            return compile_experts(ExpertConfiguration(width=width, fp32_out=fp32_out, part=part, num_peers=num_peers))
 
         return compile_one
 
@@ -134,6 +134,7 @@ def expert_gemv() -> Kernels:
             for fp32 in (False, True)
         },
         **{f"width{width}_{part}": entry(width, False, part) for width in (384, 192) for part in ("gate_up", "down")},
+        **{f"width{3072 // ranks}_push{ranks}": entry(3072 // ranks, False, "both", ranks) for ranks in (8, 16)},
     }
 
 
@@ -175,6 +176,14 @@ def latent_tail() -> Kernels:
 
         return compile_one
 
+    def send_shared(ranks: int) -> Compile:
+        def compile_one() -> Any:
+            from k3sim.kernels.latent_tail.kernel import TailConfiguration, compile_send
+
+            return compile_send(TailConfiguration(ranks=ranks, shared_only=True))
+
+        return compile_one
+
     return {
         **{
             f"{part}_ranks{ranks}_rows{rows}": entry(part, ranks, rows)
@@ -183,6 +192,7 @@ def latent_tail() -> Kernels:
             for rows in (1, 4)
         },
         **{f"up_ranks{ranks}_rows{rows}_late": entry("up", ranks, rows, True) for ranks in (8, 16) for rows in (1, 4)},
+        **{f"send_shared_ranks{ranks}": send_shared(ranks) for ranks in (8, 16)},
     }
 
 

@@ -17,9 +17,13 @@ _FOUR_IN = "{{$r1}, {$r2}, {$r3}, {$r4}}"
 
 
 def load_stream(g_address: Int64) -> Words:
-    """16 bytes that nobody else reads and no running kernel writes: past L1."""
+    """16 bytes that nobody else reads and no running kernel writes: past L1.
+
+    Not ``.nc``: ptxas moves such loads behind a griddepcontrol.wait that follows them, and what was to be read ahead
+    of the wait is read after it.
+    """
     return inline_ptx(
-        f"ld.global.nc.L1::no_allocate.v4.b32 {_FOUR_OUT}, [{{$r0}}];",
+        f"ld.global.L1::no_allocate.v4.b32 {_FOUR_OUT}, [{{$r0}}];",
         write_only_types=[Uint32] * 4,
         read_only_args=[g_address],
     )

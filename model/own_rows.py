@@ -46,6 +46,7 @@ OWN_EXPERT_WIDTHS = (192, 384)  # of an expert's slice: TP16 and TP8 of K3
 SNAPSHOT_LAYER = "snapshot layer"
 NEXT_PART: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "sources": "ffn_sources"}
 GATHERED: dict[str, int | str] = {"rows": "rows", "hidden": "hidden"}
+SHARED_COLUMNS: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "ranks": "ranks"}
 WHOLE_ROW: dict[str, int | str] = {"rows": "rows", "width": "hidden"}
 LAUNCHED: dict[str, object] = {"launch": "pdl", "trigger": "start"}
 # Late triggers, in front of the kernels that read and write before their wait (docs/kernels.md).
@@ -155,6 +156,9 @@ OWN_MOE_ROWS = (
          stream="aux", after=("attn_res.ffn",), trigger="start"),
     _row("moe.shared_down", "skinny_gemv.tiled", ROWS, weights=("moe.shared_down",), on=(SIZE,), stream="aux",
          **EARLY),
+    # The welded tail: the shared expert's columns leave from their own stream, the latent from the experts' launch.
+    _row("moe.send_shared", "latent_tail.send_shared", SHARED_COLUMNS, on=(SIZE, WELD), stream="aux", sends="shared",
+         **EARLY),
     _row("moe.routing", "router_topk.select", SELECT, off=(ROUTE,), **LAUNCHED),
     # Not released early: blocks of the experts, one an SM, would keep the shared experts out until the selection is
     # there (13 layers on an H200, 2026-11-29: 739 us released early, 720 late). Nor are the next layer's weights
@@ -166,11 +170,18 @@ OWN_MOE_ROWS = (
     _row("moe.experts_2", "expert_gemv.down", EXPERTS, weights=("moe.expert_w2",),
          off=(SIZE,), **LAUNCHED),
     _row("moe.experts", "expert_gemv.persistent", {**EXPERTS, "width": "expert_width"},
-         weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE,), after=("moe.latent_down",), **LAUNCHED),
-    _row("moe.tail_send", "latent_tail.send", {**TAIL, "expert_rows": 1}, after=("moe.shared_down",), sends="latent",
-         **EARLY),
-    _row("moe.latent_up", "latent_tail.up_cluster", TAIL, weights=("moe.latent_up_shard",), on=(WELD,),
+         weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE,), off=(WELD,), after=("moe.latent_down",), **LAUNCHED),
+    _row("moe.experts", "expert_gemv.persistent_push", {**EXPERTS, "width": "expert_width", "latent": "latent"},
+         weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE, WELD), after=("moe.latent_down",), sends="latent",
+         **LAUNCHED),
+    _row("moe.tail_send", "latent_tail.send", {**TAIL, "expert_rows": 1}, off=(WELD,), after=("moe.shared_down",),
+         sends="latent", **EARLY),
+    _row("moe.tail_send", "latent_tail.send", {**TAIL, "expert_rows": 1}, on=(WELD,), off=(SIZE,),
+         after=("moe.shared_down",), sends="latent", **EARLY),
+    _row("moe.latent_up", "latent_tail.up_cluster", TAIL, weights=("moe.latent_up_shard",), on=(WELD,), off=(SIZE,),
          receives=("latent",), sends="residual", **LATE),
+    _row("moe.latent_up", "latent_tail.up_cluster", TAIL, weights=("moe.latent_up_shard",), on=(SIZE, WELD),
+         receives=("latent", "shared"), sends="residual", **LATE),
     _row("moe.latent_up", "latent_tail.up_cluster", TAIL, weights=("moe.latent_up_shard",), off=(WELD,),
          receives=("latent",), sends="residual", **EARLY),
     _row("moe.tail_collect", "latent_tail.collect", WHOLE_ROW, off=(WELD,), receives=("residual",), **LAUNCHED),

@@ -135,6 +135,8 @@ def build_program(
         index = len(calls)
         needs = [latest[stage] for stage in row.after if stage in latest]
         receives = [index if name == row.sends else latest[f"exchange {name}"] for name in row.receives]
+        if layout.tp == 1:  # nothing travels, but what another stream stores is waited for all the same
+            needs += [other for other in receives if other != index and calls[other].stream != row.stream]
         bound: list[Weight] = []
         for name in row.weights:
             if name != "next layer":

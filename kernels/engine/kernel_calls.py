@@ -386,9 +386,24 @@ def _packed(rank: Rank, call: Call) -> PackedExperts:
 
 def experts(rank: Rank, call: Call) -> None:
     packed = _packed(rank, call)
-    workspace = _kept(rank, "experts", lambda: expert_gemv.ExpertWorkspace.allocate(packed, max_rows=rank.rows))
     operands = (rank.buffers["moe.latent"], rank.buffers["moe.ids"], rank.buffers["moe.weights"])
-    expert_gemv.expert_gemv(*operands, packed, rank.buffers["moe.experts"], workspace)
+    expert_gemv.expert_gemv(*operands, packed, rank.buffers["moe.experts"], _expert_workspace(rank, packed))
+
+
+def experts_push(rank: Rank, call: Call) -> None:
+    packed = _packed(rank, call)
+    operands = (rank.buffers["moe.latent"], rank.buffers["moe.ids"], rank.buffers["moe.weights"])
+    exchange = rank.exchange
+    expert_gemv.expert_gemv_push(
+        *operands, packed, exchange.tail_peers, rank.index, _expert_workspace(rank, packed)
+    )
+
+
+def _expert_workspace(rank: Rank, packed: PackedExperts) -> expert_gemv.ExpertWorkspace:
+    workspace: expert_gemv.ExpertWorkspace = _kept(
+        rank, "experts", lambda: expert_gemv.ExpertWorkspace.allocate(packed, max_rows=rank.rows)
+    )
+    return workspace
 
 
 def _expert_hidden(rank: Rank, packed: PackedExperts) -> torch.Tensor:
@@ -415,6 +430,10 @@ def experts_down(rank: Rank, call: Call) -> None:
 
 def tail_send(rank: Rank, call: Call) -> None:
     latent_tail.send(rank.buffers["moe.experts"], rank.buffers["moe.shared"], rank.exchange.tail_peers, rank.index)
+
+
+def send_shared(rank: Rank, call: Call) -> None:
+    latent_tail.send_shared(rank.buffers["moe.shared"], rank.exchange.tail_peers, rank.index)
 
 
 def tail_up(rank: Rank, call: Call) -> None:
@@ -537,6 +556,8 @@ KERNEL_CALLS: dict[str, CallFunction] = {
     "moe.experts_1/expert_gemv.gate_up": experts_gate_up,
     "moe.experts_2/expert_gemv.down": experts_down,
     "moe.experts/expert_gemv.persistent": experts,
+    "moe.experts/expert_gemv.persistent_push": experts_push,
+    "moe.send_shared/latent_tail.send_shared": send_shared,
     "moe.tail_send/latent_tail.send": tail_send,
     "moe.latent_up/latent_tail.up_cluster": tail_up,
     "moe.tail_collect/latent_tail.collect": tail_collect,

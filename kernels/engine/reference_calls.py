@@ -344,11 +344,19 @@ def gather_select(rank: Rank, call: Call) -> None:
     rank.buffers["moe.latent"].copy_(shards[..., num_logits:].transpose(0, 1).flatten(1))
 
 
-def experts(rank: Rank, call: Call) -> None:
+def _expert_sums(rank: Rank, call: Call) -> torch.Tensor:
     weights = rank.weights.experts[call.layer]
     assert isinstance(weights, Experts), "the references read experts as a checkpoint stores them"
     ids, scores = rank.buffers["moe.ids"], rank.buffers["moe.weights"]
-    rank.buffers["moe.experts"].copy_(experts_reference.expert_gemv(rank.buffers["moe.latent"], ids, scores, weights))
+    return experts_reference.expert_gemv(rank.buffers["moe.latent"], ids, scores, weights)
+
+
+def experts(rank: Rank, call: Call) -> None:
+    rank.buffers["moe.experts"].copy_(_expert_sums(rank, call))
+
+
+def experts_push(rank: Rank, call: Call) -> None:
+    rank.exchange.push("latent", _expert_sums(rank, call))
 
 
 def nothing(rank: Rank, call: Call) -> None:
@@ -357,6 +365,10 @@ def nothing(rank: Rank, call: Call) -> None:
 
 def tail_send(rank: Rank, call: Call) -> None:
     rank.exchange.push("latent", rank.buffers["moe.experts"])
+    send_shared(rank, call)
+
+
+def send_shared(rank: Rank, call: Call) -> None:
     shares = rank.buffers["moe.shared"].chunk(rank.layout.tp, dim=1)
     for peer, mailbox, slot in rank.exchange.landings():
         mailbox.slots["shared"][slot].copy_(shares[peer])
@@ -472,6 +484,8 @@ REFERENCE_CALLS: dict[str, CallFunction] = {
     "moe.experts_1/expert_gemv.gate_up": nothing,
     "moe.experts_2/expert_gemv.down": experts,
     "moe.experts/expert_gemv.persistent": experts,
+    "moe.experts/expert_gemv.persistent_push": experts_push,
+    "moe.send_shared/latent_tail.send_shared": send_shared,
     "moe.tail_send/latent_tail.send": tail_send,
     "moe.latent_up/latent_tail.up_cluster": tail_up,
     "moe.tail_collect/latent_tail.collect": tail_collect,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from k3sim.kernels.engine.bindings import CallFunction, functions_of
 from k3sim.kernels.engine.state import Rank
-from k3sim.model.program import Program
+from k3sim.model.program import Call, Program
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,7 @@ def run_in_order(ranks: Sequence[Rank], table: dict[str, CallFunction], order: S
 
 
 def legal_order(program: Program, seed: int) -> list[int]:
-    """A random order that keeps each stream's own order and ``after``: one of those that a GPU may run."""
+    """A random order that keeps each stream's own order, ``after``, and pushes before polls: one that a GPU may run."""
     choose = random.Random(seed)
     streams: dict[str, list[int]] = {}
     for call in program.calls:
@@ -48,7 +48,7 @@ def legal_order(program: Program, seed: int) -> list[int]:
         ready = [
             stream
             for stream, indices in streams.items()
-            if heads[stream] < len(indices) and done.issuperset(program.calls[indices[heads[stream]]].after)
+            if heads[stream] < len(indices) and done.issuperset(_needs(program.calls[indices[heads[stream]]]))
         ]
         stream = choose.choice(ready)
         index = streams[stream][heads[stream]]
@@ -58,8 +58,12 @@ def legal_order(program: Program, seed: int) -> list[int]:
     return order
 
 
+def _needs(call: Call) -> set[int]:
+    return {*call.after, *(sender for sender in call.receives if sender != call.index)}
+
+
 # All blocks of such a launch must be resident at once: two of them at a time could each hold what the other needs.
-WANT_THE_GPU = ("expert_gemv.persistent",)
+WANT_THE_GPU = ("expert_gemv.persistent", "expert_gemv.persistent_push")
 
 
 class Step:
@@ -77,8 +81,13 @@ class Step:
         self.graph: torch.cuda.CUDAGraph | None = None
         calls = ranks[0].program.calls
         # Calls that another stream waits for: an event is recorded behind them.
+        # On a shared GPU so do pollers for pushes, which are else waited for by their data alone.
+        shared = len(ranks) > 1
         self._awaited = {
-            index for call in calls for index in call.after if calls[index].stream != call.stream
+            index
+            for call in calls
+            for index in (_needs(call) if shared else call.after)
+            if calls[index].stream != call.stream
         }
         names = dict.fromkeys(call.stream for call in calls)
         self._streams = [
@@ -107,6 +116,10 @@ class Step:
             waited_for = self.ranks[0].program.calls[index].receives
             if waited_for and index not in waited_for:
                 self._meet([one["main"] for one in streams])
+                if len(self.ranks) > 1:  # pushes of side streams
+                    for pushed in [held[sender] for held in events for sender in waited_for if sender in held]:
+                        for one in streams:
+                            one["main"].wait_event(pushed)
             for number, rank in enumerate(self.ranks):
                 call = rank.program.calls[index]
                 stream = streams[number][call.stream]

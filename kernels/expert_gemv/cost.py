@@ -9,6 +9,7 @@ selects the experts, with a grid barrier between the two matrices.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from k3sim.kernels.router_topk.cost import selection
 from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
@@ -163,6 +164,14 @@ def persistent(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_mil
         queues=True,
         passes=tuple(passes),
     )
+
+
+def persistent_push(
+    weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, width: int, latent: int
+) -> Work:
+    """``persistent``, whose sums go to every peer's slots in bf16 instead of to memory."""
+    work = persistent(weights, rows=rows, top_k=top_k, distinct_milli=distinct_milli, width=width)
+    return replace(work, sent_bytes_per_peer=rows * latent * 2)
 
 
 def block(

@@ -33,6 +33,9 @@ Why this shape
     bits until it is written, read again until they are not. Launches alternate between two vectors; each clears
     the one it does not use, so a replay is like a first run.
 
+    ``num_peers``: every block stores its 32 columns of each row straight into the latent tail's slots of all ranks,
+    where ``latent_tail.up`` polls them; no conversion to bf16 gives the slots' empty word.
+
     ``part`` makes two launches of it, for a path of separate kernels: the first leaves one hidden vector [R, 16, W] in
     memory, the second (112 blocks) starts its stream when the first has ended. Same sums in the same order.
 
@@ -81,12 +84,14 @@ SIGN = 0x80008000
 class ExpertConfiguration:
     """What changes the machine code. ``width``: 384 (TP8) or 192 (TP16).
 
-    ``part``: "both" products, or a launch each for "gate_up" and "down".
+    ``part``: "both" products, or a launch each for "gate_up" and "down". ``num_peers``: the sum goes to the latent
+    tail's slots of that many ranks instead of to memory of this one.
     """
 
     width: int
     fp32_out: bool
     part: str = "both"
+    num_peers: int = 0
 
     @property
     def num_blocks(self) -> int:
@@ -289,9 +294,10 @@ class ExpertGemv:
         rows: Int32,
         max_rows: Int32,
         num_experts: Int32,
+        rank: Int32,
         stream: CUstream,
     ) -> None:
-        self.device(x, ids, weights, gate_up, down, out, hidden, phase, rows, max_rows, num_experts).launch(
+        self.device(x, ids, weights, gate_up, down, out, hidden, phase, rows, max_rows, num_experts, rank).launch(
             grid=(self.config.num_blocks, 1, 1),
             block=((NUM_WARPS + 1) * 32, 1, 1),
             smem=self.config.smem_bytes,
@@ -316,6 +322,7 @@ class ExpertGemv:
         rows: Int32,
         max_rows: Int32,
         num_experts: Int32,
+        rank: Int32,
     ) -> None:
         c = self.config
         tid, _, _ = cute.arch.thread_idx()
@@ -359,12 +366,12 @@ class ExpertGemv:
                         ptx.store(g_other + Int64(chunk) * 16, [Uint32(EMPTY)] * 4)
                 if block < NUM_DOWN_BLOCKS:
                     g_hidden = hidden + Int64(turn * size)
-                    self._down(g_hidden, out, rows, block, warp, lane, s_ring, s_down_partial, s_full, s_empty)
+                    self._down(g_hidden, out, rows, rank, block, warp, lane, s_ring, s_down_partial, s_full, s_empty)
                 # Block 0 has seen the hidden vector whole, so every block has read the phase.
                 if (block == 0) & (tid == 0):
                     ptx.store_int(phase, 1 - turn)
             if const_expr(c.part == "down"):
-                self._down(hidden, out, rows, block, warp, lane, s_ring, s_down_partial, s_full, s_empty)
+                self._down(hidden, out, rows, rank, block, warp, lane, s_ring, s_down_partial, s_full, s_empty)
 
     @cute.jit
     def _gate_up(
@@ -515,6 +522,7 @@ class ExpertGemv:
         hidden: Int64,
         out: Int64,
         rows: Int32,
+        rank: Int32,
         block: Int32,
         warp: Int32,
         lane: Int32,
@@ -596,16 +604,30 @@ class ExpertGemv:
                     total = total + ptx.shared_load_float(s_place + part * 64)
                 total = total * Float32(FROM_DECODED / HIDDEN_SCALE)
                 place = Int64(row * LATENT + block * 32 + lane)
-                if const_expr(c.fp32_out):
+                if const_expr(c.num_peers):
+                    self._push(out, total, (rank * rows + row) * LATENT + block * 32, lane)
+                elif const_expr(c.fp32_out):
                     cute.make_tensor(cute.make_ptr(Float32, out + place * 4, cute.AddressSpace.gmem), 1)[0] = total
                 else:
                     pointer = cute.make_ptr(BFloat16, out + place * 2, cute.AddressSpace.gmem)
                     cute.make_tensor(pointer, 1)[0] = total.to(BFloat16)
 
+    @cute.jit
+    def _push(self, peers: Int64, total: Float32, first: Int32, lane: Int32) -> None:
+        """A row's 32 outputs, 64 bytes in bf16, to every peer: a lane stores 16 bytes to each eighth one."""
+        pair = ptx.pack_bf16(total, cute.arch.shuffle_sync_bfly(total, offset=1))  # in its order in even lanes
+        chunk = lane & 3
+        words = [cute.arch.shuffle_sync(pair, chunk * 8 + 2 * i) for i in range(4)]
+        for turn in range_constexpr(-(-self.config.num_peers // 8)):
+            peer = turn * 8 + (lane >> 2)
+            if peer < self.config.num_peers:
+                base = ptx.load_long(peers + Int64(peer * 8))
+                ptx.store_to_peer(base + Int64(first + chunk * 8) * 2, words)
+
 
 def compile_experts(configuration: ExpertConfiguration) -> Any:
     """The kernel as a callable ``(x, ids, weights, gate_up, down, out, hidden, phase, rows, max_rows, num_experts,
-    stream)`` of addresses, three integers and a CUstream; needs no GPU.
+    rank, stream)`` of addresses, four integers and a CUstream; needs no GPU. With peers ``out`` is their table.
     """
     zero = Int64(0)
-    return cute.compile(ExpertGemv(configuration), *[zero] * 8, Int32(1), Int32(1), Int32(1), CUstream(0))
+    return cute.compile(ExpertGemv(configuration), *[zero] * 8, Int32(1), Int32(1), Int32(1), Int32(0), CUstream(0))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from k3sim.kernels.expert_gemv.reference import Experts
+    from k3sim.kernels.latent_tail.launch import TailPeers
 
 LATENT = 3584
 TOP_K = 16
@@ -103,11 +104,11 @@ def _check_operands(
     return width, count
 
 
-def _function(width: int, fp32_out: bool, part: str) -> Any:
+def _function(width: int, fp32_out: bool, part: str, num_peers: int = 0) -> Any:
     get_cutlass()
     from k3sim.kernels.expert_gemv.kernel import ExpertConfiguration, compile_experts
 
-    configuration = ExpertConfiguration(width=width, fp32_out=fp32_out, part=part)
+    configuration = ExpertConfiguration(width=width, fp32_out=fp32_out, part=part, num_peers=num_peers)
     return compiled(configuration, lambda: compile_experts(configuration))
 
 
@@ -134,35 +135,73 @@ def expert_gemv(
     """
     import torch
 
+    width, count = _check_call(x, ids, weights, packed, workspace)
+    check_tensor("out", out, dtypes=(torch.bfloat16, torch.float32), shape=(x.shape[0], LATENT), like=x)
+    _check_gpu(x)
+    run = _function(width, out.dtype == torch.float32, "both")
+    run(*_addresses(x, ids, weights, packed, out, workspace), count, 0, _stream(x))
+
+
+def expert_gemv_push(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    packed: PackedExperts,
+    peers: TailPeers,
+    rank: int,
+    workspace: ExpertWorkspace,
+) -> None:
+    """As ``expert_gemv``, but the partial latent goes, in bf16, into slot ``rank`` of every peer's ``latent`` slots.
+
+    It replaces the latent half of ``latent_tail.send``: ``latent_tail.up`` polls the slots, which must be empty. Raises
+    UserError before any launch.
+    """
+    from k3sim.kernels.latent_tail.launch import check_peers
+
+    width, count = _check_call(x, ids, weights, packed, workspace)
+    check_peers(peers, rank, x.shape[0], x)
+    _check_gpu(x)
+    run = _function(width, False, "both", peers.ranks)
+    run(*_addresses(x, ids, weights, packed, peers.latent, workspace), count, rank, _stream(x))
+
+
+def _check_call(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, packed: PackedExperts, workspace: ExpertWorkspace
+) -> tuple[int, int]:
+    """Check the operands of both products in one launch; width of the slice and number of experts."""
+    import torch
+
     check_tensor("x", x, dtypes=(torch.bfloat16,), shape=(None, LATENT))
     rows = x.shape[0]
     check_one_of("rows of x", rows, range(1, MAX_ROWS + 1))
     width, count = _check_operands(ids, packed, rows, x)
     check_tensor("weights", weights, dtypes=(torch.float32,), shape=(rows, TOP_K), like=x)
-    check_tensor("out", out, dtypes=(torch.bfloat16, torch.float32), shape=(rows, LATENT), like=x)
     check_tensor("workspace.hidden", workspace.hidden, dtypes=(torch.float16,), shape=(2, None, TOP_K, width), like=x)
-    max_rows = workspace.hidden.shape[1]
-    if max_rows < rows:
-        raise refuse("rows of workspace", max_rows, f"at least {rows}, the rows of x")
+    if workspace.hidden.shape[1] < rows:
+        raise refuse("rows of workspace", workspace.hidden.shape[1], f"at least {rows}, the rows of x")
     check_tensor("workspace.phase", workspace.phase, dtypes=(torch.int32,), shape=(1,), like=x)
+    return width, count
+
+
+def _check_gpu(x: torch.Tensor) -> None:
+    import torch
+
     check_on_gpu("x", x)
     num_sms = torch.cuda.get_device_properties(x.device).multi_processor_count
     if num_sms < NUM_BLOCKS:
         raise refuse("multiprocessors of the GPU", num_sms, f"at least {NUM_BLOCKS}, all blocks being resident")
-    _function(width, out.dtype == torch.float32, "both")(
-        x.data_ptr(),
-        ids.data_ptr(),
-        weights.data_ptr(),
-        packed.gate_up.data_ptr(),
-        packed.down.data_ptr(),
-        out.data_ptr(),
-        workspace.hidden.data_ptr(),
-        workspace.phase.data_ptr(),
-        rows,
-        max_rows,
-        count,
-        _stream(x),
-    )
+
+
+def _addresses(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    packed: PackedExperts,
+    out: torch.Tensor,
+    workspace: ExpertWorkspace,
+) -> tuple[int, ...]:
+    tensors = (x, ids, weights, packed.gate_up, packed.down, out, workspace.hidden, workspace.phase)
+    return *(one.data_ptr() for one in tensors), x.shape[0], workspace.hidden.shape[1]
 
 
 def expert_gate_up(
@@ -193,6 +232,7 @@ def expert_gate_up(
         rows,
         rows,
         count,
+        0,
         _stream(x),
     )
 
@@ -221,5 +261,6 @@ def expert_down(hidden: torch.Tensor, ids: torch.Tensor, packed: PackedExperts, 
         rows,
         rows,
         count,
+        0,
         _stream(out),
     )

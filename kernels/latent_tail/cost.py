@@ -73,6 +73,19 @@ def send(
     return replace(work, passes=work.passes[:1])
 
 
+def send_shared(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int) -> Work:
+    """The half of ``send`` that moves the shared expert's columns, each peer's to its owner: four blocks a row."""
+    return Work(
+        num_blocks=4 * rows,
+        threads_per_block=224,
+        smem_bytes_per_block=1024,
+        bytes_in_flight_per_block=4 * 1024,
+        max_blocks_per_sm=8,
+        passes=(Pass(num_dependent_loads=1, input_bytes_per_block=hidden * BF16_BYTES // 4),),
+        sent_bytes_per_peer=rows * hidden // ranks * BF16_BYTES,
+    )
+
+
 def up_after_sum(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int) -> Work:
     """Second half: every block sums the slots and normalises the latent itself, then ``up_ring``."""
     work = up_ring(weights, rows=rows)

@@ -68,6 +68,7 @@ EMPTY = 0xFFFFFFFF
 @dataclass(frozen=True, kw_only=True)
 class TailConfiguration:
     """What changes the machine code. ``fp32_latent``: of ``send``. ``prefix``: whether ``collect`` adds one.
+    ``shared_only``: ``send`` moves the shared expert's columns alone.
 
     ``release_late``: ``up`` lets the next launch start only after its own dependency wait.
     """
@@ -77,6 +78,7 @@ class TailConfiguration:
     fp32_latent: bool = False
     prefix: bool = False
     release_late: bool = False
+    shared_only: bool = False
 
     @property
     def outputs(self) -> int:
@@ -148,7 +150,10 @@ class TailSend:
         stream: CUstream,
     ) -> None:
         self.device(latent, shared, latent_slots, shared_slots, rank, rows).launch(
-            grid=(6, rows, 1), block=(COPY_THREADS, 1, 1), stream=stream, use_pdl=True
+            grid=(4 if self.config.shared_only else 6, rows, 1),
+            block=(COPY_THREADS, 1, 1),
+            stream=stream,
+            use_pdl=True,
         )
 
     @cute.kernel
@@ -158,6 +163,8 @@ class TailSend:
         c = self.config
         tid, _, _ = cute.arch.thread_idx()
         part, row, _ = cute.arch.block_idx()
+        if const_expr(c.shared_only):
+            part = part + 2
         cute.arch.griddepcontrol_launch_dependents()
         if part < 2:
             chunk = part * COPY_THREADS + tid

@@ -6,6 +6,8 @@
     up(slots, norm_weight, up_weight, peers, rank, rows)                # sum, norm, product, to every rank
     collect(slots, out, prefix)                                         # all ranks' outputs; slots empty again
 
+``expert_gemv_push`` and ``send_shared(shared, peers, rank)`` together do what ``send`` does.
+
 Shapes: T ranks, R rows (1 to 16), 3584 latent, 7168 hidden, N = 7168 / T outputs of a rank.
 """
 
@@ -111,7 +113,7 @@ class TailPeers:
         return int(self.latent.shape[0])
 
 
-def _check_peers(peers: TailPeers, rank: int, rows: int, like: torch.Tensor) -> None:
+def check_peers(peers: TailPeers, rank: int, rows: int, like: torch.Tensor) -> None:
     import torch
 
     check_one_of("ranks of peers", peers.ranks, RANK_COUNTS)
@@ -157,7 +159,7 @@ def send(latent: torch.Tensor, shared: torch.Tensor, peers: TailPeers, rank: int
     rows = latent.shape[0]
     check_one_of("rows of latent", rows, range(1, MAX_ROWS + 1))
     check_tensor("shared", shared, dtypes=(torch.bfloat16,), shape=(rows, HIDDEN), like=latent)
-    _check_peers(peers, rank, rows, latent)
+    check_peers(peers, rank, rows, latent)
     check_on_gpu("latent", latent)
     get_cutlass()
     from k3sim.kernels.latent_tail.kernel import TailConfiguration, compile_send
@@ -173,6 +175,26 @@ def send(latent: torch.Tensor, shared: torch.Tensor, peers: TailPeers, rank: int
         rows,
         _stream(latent),
     )
+
+
+def send_shared(shared: torch.Tensor, peers: TailPeers, rank: int) -> None:
+    """The half of ``send`` that moves ``shared`` [R, 7168] bf16 to its owners, where the latent goes another way.
+
+    Raises UserError before any launch.
+    """
+    import torch
+
+    check_tensor("shared", shared, dtypes=(torch.bfloat16,), shape=(None, HIDDEN))
+    rows = shared.shape[0]
+    check_one_of("rows of shared", rows, range(1, MAX_ROWS + 1))
+    check_peers(peers, rank, rows, shared)
+    check_on_gpu("shared", shared)
+    get_cutlass()
+    from k3sim.kernels.latent_tail.kernel import TailConfiguration, compile_send
+
+    configuration = TailConfiguration(ranks=peers.ranks, shared_only=True)
+    run = compiled(("send", configuration), lambda: compile_send(configuration))
+    run(0, shared.data_ptr(), peers.latent.data_ptr(), peers.shared.data_ptr(), rank, rows, _stream(shared))
 
 
 def up(
@@ -199,7 +221,7 @@ def up(
     check_tensor("norm_weight", norm_weight, dtypes=(torch.bfloat16,), shape=(LATENT,), like=slots.latent)
     outputs = HIDDEN // slots.ranks
     check_tensor("up_weight", up_weight, dtypes=(torch.bfloat16,), shape=(outputs, LATENT), like=slots.latent)
-    _check_peers(peers, rank, rows, slots.latent)
+    check_peers(peers, rank, rows, slots.latent)
     if peers.ranks != slots.ranks:
         raise refuse("ranks of peers", peers.ranks, f"{slots.ranks}, those of the slots")
     check_on_gpu("slots.latent", slots.latent)

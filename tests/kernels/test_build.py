@@ -13,7 +13,7 @@ from k3sim.kernels.build import build
 from k3sim.kernels.catalogue import BUILDS
 from k3sim.kernels.compile_cache import ARCHITECTURES
 from k3sim.kernels.costs import COSTS
-from k3sim.kernels.machine_code import sections
+from k3sim.kernels.machine_code import disassemble, sections
 
 # A few words of traffic in all.
 WITHOUT_WIDE_LOADS = {"l2_prefetch", "advance"}
@@ -41,6 +41,23 @@ def test_what_is_unknown_is_refused_with_what_is_accepted(tmp_path: Path) -> Non
 def test_a_file_that_is_no_cubin_is_refused() -> None:
     with pytest.raises(ValueError, match="not a 64-bit ELF file"):
         sections(b"\x7fELF\x01 and so on")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_weights_are_asked_for_before_the_wait(tmp_path: Path, architecture: str) -> None:
+    """In the machine code: ptxas moves loads of read-only data behind a wait that follows them in the source."""
+    pytest.importorskip("torch")
+    pytest.importorskip("cutlass")
+    manifest = build(tmp_path, architectures=(architecture,), operators=("proj_allreduce", "latent_tail"))
+    seen = 0
+    for entry in manifest["kernels"]:
+        if entry["kernel"].startswith(("produce", "up_")):
+            (lines,) = disassemble((tmp_path / entry["cubin"]).read_bytes()).values()
+            wait = next(at for at, line in enumerate(lines) if "ACQBULK" in line)
+            wide = [at for at, line in enumerate(lines) if re.match(r"LDG\..*\bNA\b", line)]  # past L1: the weights
+            assert wide and all(at < wait for at in wide), entry["kernel"]
+            seen += 1
+    assert seen >= 8
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -89,6 +89,10 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
     "lm_head.select": (((), {"rows": 1}, 0), ((), {"rows": 4}, 0)),
     "mla_decode.clusters": (((), ATTENTION8, 4_718_592), ((), ATTENTION16, 603_979_776)),
     "mla_decode.clusters_early": (((), ATTENTION8, 4_718_592), ((), ATTENTION16, 603_979_776)),
+    "expert_gemv.persistent_push": (
+        ((W13_8, W2_8), {**EXPERTS1, "width": 384, "latent": L}, 35_094_528),
+        ((W13_16, W2_16), {**EXPERTS1, "width": 192, "latent": L}, 17_547_264),
+    ),
     # 16 experts a row, whatever rows share: at four rows 61 distinct ones
     "expert_gemv.persistent": (
         ((W13_8, W2_8), {**EXPERTS1, "width": 384}, 35_094_528),
@@ -175,6 +179,10 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
     "latent_tail.reduce_push": (
         ((), {**TAIL, "rows": 1, "ranks": 8, "expert_rows": 16}, 0),
         ((), {**TAIL, "rows": 4, "ranks": 16, "expert_rows": 16}, 0),
+    ),
+    "latent_tail.send_shared": (
+        ((), {"rows": 1, "hidden": H, "ranks": 8}, 0),
+        ((), {"rows": 4, "hidden": H, "ranks": 16}, 0),
     ),
     "latent_tail.send": (
         ((), {**TAIL, "rows": 1, "ranks": 8, "expert_rows": 16}, 0),
@@ -319,6 +327,8 @@ def test_the_shapes_used_here_are_those_of_the_model() -> None:
         # A latent partial row to everybody, and to each owner its slice of the shared expert's row.
         ("latent_tail.reduce_push", (), {**TAIL, "rows": 1, "ranks": 8, "expert_rows": 16}, 7168 + 1792),
         ("latent_tail.reduce_pull", (), {**TAIL, "rows": 1, "ranks": 16, "expert_rows": 16}, 7168 + 896),
+        ("latent_tail.send_shared", (), {"rows": 4, "hidden": H, "ranks": 16}, 4 * 896),
+        ("expert_gemv.persistent_push", (W13_16, W2_16), {**EXPERTS1, "width": 192, "latent": L}, 7168),
         ("latent_tail.send", (), {**TAIL, "rows": 4, "ranks": 16, "expert_rows": 16}, 4 * (7168 + 896)),
         ("latent_tail.up", (UP8,), {"rows": 1}, 1792),
         ("latent_tail.up_ring", (UP16,), {"rows": 4}, 4 * 896),

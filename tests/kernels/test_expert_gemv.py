@@ -22,10 +22,12 @@ from k3sim.kernels.expert_gemv.launch import (  # noqa: E402
     expert_down,
     expert_gate_up,
     expert_gemv,
+    expert_gemv_push,
     pack_experts,
 )
 from k3sim.kernels.expert_gemv.reference import expert_gemv as reference  # noqa: E402
 from k3sim.kernels.expert_gemv.reference import situ_glu  # noqa: E402
+from k3sim.kernels.latent_tail.launch import TailPeers, TailSlots, send, send_shared  # noqa: E402
 from k3sim.kernels.tolerance import compare  # noqa: E402
 
 LATENT = 3584
@@ -272,3 +274,25 @@ def test_two_launches_give_the_bits_of_one(width: int, rows: int) -> None:
         hidden.fill_(torch.nan)
         graph.replay()
         assert torch.equal(out, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("width", "ranks"), [(192, 16), (384, 8), (192, 2)])
+@pytest.mark.parametrize("rows", [1, 5, 16])
+def test_pushed_sums_fill_the_slots_as_a_send_would(width: int, ranks: int, rows: int) -> None:
+    packed = pack_experts(random_experts(40, width, "cuda"))
+    workspace = ExpertWorkspace.allocate(packed)
+    weights, out = torch.rand(rows, 16, device="cuda"), torch.empty(rows, LATENT, dtype=torch.bfloat16, device="cuda")
+    pushed, sent = ([TailSlots.allocate(ranks=ranks, max_rows=16, device="cuda") for _ in range(ranks)] for _ in "ab")
+    for rank in range(ranks):
+        x = torch.randn(rows, LATENT, device="cuda").bfloat16()
+        shared = torch.randn(rows, 7168, device="cuda").bfloat16()
+        ids = torch.stack([torch.randperm(40, device="cuda")[:16] for _ in range(rows)]).int()
+        expert_gemv_push(x, ids, weights, packed, TailPeers.of(pushed), rank, workspace)
+        send_shared(shared, TailPeers.of(pushed), rank)
+        expert_gemv(x, ids, weights, packed, out, workspace)
+        send(out, shared, TailPeers.of(sent), rank)
+    for one, other in zip(pushed, sent, strict=True):
+        assert torch.equal(one.latent.view(torch.int16), other.latent.view(torch.int16))
+        assert torch.equal(one.shared.view(torch.int16), other.shared.view(torch.int16))
+        assert bool((one.gathered.view(torch.int16) == -1).all())
