@@ -5,10 +5,17 @@ are cuBLAS calls, experts take token ids and bf16 rows (no permutation, no quant
 three launches, attention and the lift to values are two. The step is what one CUDA graph holds: the sampled token is
 fed back on the GPU, so the host has no row. ``paths.Row`` explains the columns; rows come in pairs as in ``path_rows``.
 
-Order that early launches rely on. A welded consume reads the prefix and the snapshots' part before the kernel ahead of
-it on the stream has ended, although other kernels wrote them. They are complete by then, because the side stream forks
-behind the kernel that wrote the prefix and joins ahead of that consume: at the output projection for the FFN's part,
-at the tail for the next mixer's. A table that moves a fork or a join must keep that.
+Order that early launches rely on. A welded consume reads the prefix and the snapshots' part before the kernels ahead of
+it on the stream have ended, although other kernels wrote them. They are complete by then, because some launch ahead of
+it triggers only after its own wait (``LATE``), and what that one waits for includes them: the kernel that wrote the
+prefix, and the side stream, which forks behind it and joins at that launch. It is the recurrence or attention for the
+FFN's part, the experts for the next mixer's; without these kernels it is the output projection and the tail, one launch
+ahead. The later the kernels between are let in, the less of their loading is hidden (H200, 2026-11-29, stamps of every
+block: a consume let in by the output projection's wait began to poll 1 us after the last push had left).
+
+What a poller waits for must be resident or done when the launches behind it fill the SMs. A side stream's push is
+therefore joined before the poller is launched (``moe.send_shared``), although its data would be waited for anyway: with
+the next layer's kernels resident, a shared expert that is late found no SM, and nothing went on.
 """
 
 from __future__ import annotations
@@ -77,8 +84,10 @@ def _output_projection(mixer: str) -> tuple[Row, ...]:
         _row(weight, "cublas.gemm", ROWS, weights=(weight,), off=(WELD,)),
         _row(f"{mixer}.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(WELD,), sends="attention",
              receives=("attention",)),
-        _row(weight, "proj_allreduce.produce_whole", ROWS, weights=(weight,), on=(WELD,), sends="attention",
-             after=("attn_res.part_ffn",), **LATE),
+        _row(weight, "proj_allreduce.produce_whole", ROWS, weights=(weight,), on=(WELD,), off=(SIZE,),
+             sends="attention", after=("attn_res.part_ffn",), **LATE),
+        _row(weight, "proj_allreduce.produce_whole", ROWS, weights=(weight,), on=(SIZE, WELD), sends="attention",
+             **EARLY),
     )  # fmt: skip
 
 
@@ -94,9 +103,9 @@ OWN_KDA_ROWS = (
          {"rows": "rows", "heads": "kda_heads", "state_bytes": "kda_state_bytes"}, off=(SIZE,)),
     _row("kda.gated_norm", "unfused.gated_norm", {"rows": "rows", "heads": "kda_heads", "head_dim": "head_dim"},
          off=(SIZE,)),
-    _row("kda.decode", "kda_decode.cluster", KDA_STATE, weights=("kda.f_b",), on=(SIZE,), **EARLY),
-    _row("prefetch.o_proj", "l2_prefetch.bulk", {"budget_bytes": 16 << 20}, weights=("kda.o_proj",), on=(FETCH,),
-         stream="prefetch", after=("kda.in_proj",)),
+    # Its output projection is asked for as soon by its own early launch as by a prefetch, so there is none.
+    _row("kda.decode", "kda_decode.cluster", KDA_STATE, weights=("kda.f_b",), on=(SIZE,), after=("attn_res.part_ffn",),
+         **LATE),
     *_output_projection("kda"),
 )
 
@@ -115,7 +124,8 @@ OWN_MLA_ROWS = (
     _row("prefetch.o_proj", "l2_prefetch.bulk", {"budget_bytes": 16 << 20}, weights=("mla.o_proj",), on=(FETCH,),
          stream="prefetch", after=("mla.prep", "mla.query_cache")),
     _row("mla.attention", "mla_decode.clusters", ATTENTION, off=(SIZE,), **LAUNCHED),
-    _row("mla.attention", "mla_decode.clusters_early", ATTENTION, on=(SIZE,), **EARLY),
+    # Let in at the end of mla.prep, so everything before that is complete.
+    _row("mla.attention", "mla_decode.clusters_early", ATTENTION, on=(SIZE,), after=("attn_res.part_ffn",), **EARLY),
     _row("mla.lift", "cublas.batched_gemm", ROWS, weights=("mla.w_uv",), off=(SIZE,)),
     _row("mla.gate_multiply", "unfused.elementwise", {"rows": "rows", "width": "mla_value_width"}, off=(SIZE,),
          after=("mla.gate",)),
@@ -172,8 +182,8 @@ OWN_MOE_ROWS = (
     _row("moe.experts", "expert_gemv.persistent", {**EXPERTS, "width": "expert_width"},
          weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE,), off=(WELD,), after=("moe.latent_down",), **LAUNCHED),
     _row("moe.experts", "expert_gemv.persistent_push", {**EXPERTS, "width": "expert_width", "latent": "latent"},
-         weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE, WELD), after=("moe.latent_down",), sends="latent",
-         **LAUNCHED),
+         weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE, WELD),
+         after=("moe.latent_down", "attn_res.part_mixer"), sends="latent", **LATE),
     _row("moe.tail_send", "latent_tail.send", {**TAIL, "expert_rows": 1}, off=(WELD,), after=("moe.shared_down",),
          sends="latent", **EARLY),
     _row("moe.tail_send", "latent_tail.send", {**TAIL, "expert_rows": 1}, on=(WELD,), off=(SIZE,),
@@ -181,7 +191,7 @@ OWN_MOE_ROWS = (
     _row("moe.latent_up", "latent_tail.up_cluster", TAIL, weights=("moe.latent_up_shard",), on=(WELD,), off=(SIZE,),
          receives=("latent",), sends="residual", **LATE),
     _row("moe.latent_up", "latent_tail.up_cluster", TAIL, weights=("moe.latent_up_shard",), on=(SIZE, WELD),
-         receives=("latent", "shared"), sends="residual", **LATE),
+         receives=("latent", "shared"), sends="residual", after=("moe.send_shared",), **EARLY),
     _row("moe.latent_up", "latent_tail.up_cluster", TAIL, weights=("moe.latent_up_shard",), off=(WELD,),
          receives=("latent",), sends="residual", **EARLY),
     _row("moe.tail_collect", "latent_tail.collect", WHOLE_ROW, off=(WELD,), receives=("residual",), **LAUNCHED),
