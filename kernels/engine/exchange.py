@@ -122,8 +122,8 @@ class KernelExchange:
     shared_gpu: bool
     loop_back: bool
     peers: Sequence[KernelExchange] = ()
-    # Ranks of other processes: those of their candidate and logit slots that this one fills, as tensors of this GPU, and
-    # a barrier on the stream.
+    # Ranks of other processes: those of their candidate and logit slots that this one fills, as tensors of this GPU,
+    # and a barrier on the stream.
     mapped_candidates: Sequence[torch.Tensor] = ()
     mapped_logits: Sequence[torch.Tensor] = ()
     barrier: Callable[[], None] | None = None

@@ -11,8 +11,8 @@ throughout if each equals its first run:
 * ``skewed``: before each call each GPU waits a random time of its own;
 * ``late``: one GPU after another comes 100 ms late, the others wait for it inside their kernels.
 
-A mistake in the rotation of buffers shows as a difference, one in the protocol as a process that does not come back: run
-it under a limit of time, as ``run_processes`` does. ``engine`` does the same with captured decode steps.
+A mistake in the rotation of buffers shows as a difference, one in the protocol as a process that does not come back:
+run it under a limit of time, as ``run_processes`` does. ``engine`` does the same with captured decode steps.
 """
 
 from __future__ import annotations

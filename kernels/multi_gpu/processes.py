@@ -1,7 +1,8 @@
 """One process a GPU of this host: ``python -m k3sim.kernels.multi_gpu.processes --gpus 2 MODULE ARGUMENTS...``.
 
-Does what ``torchrun --standalone --nproc-per-node`` does with these few lines, and bounds the time: a kernel that waits
-for a peer in vain would otherwise hold the GPUs. When one process ends with an error the others have a few seconds left.
+Does what ``torchrun --standalone --nproc-per-node`` does with these few lines, and bounds the time: a kernel that
+waits for a peer in vain would otherwise hold the GPUs. When one process ends with an error the others have a few
+seconds left.
 """
 
 from __future__ import annotations

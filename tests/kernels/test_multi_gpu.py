@@ -1,4 +1,4 @@
-"""Hand-over kernels between GPUs: which GPU stands for which rank, starting the processes; on GPUs, the check itself."""
+"""Hand-over kernels between GPUs: which GPU stands for which rank, the processes; on GPUs, the check itself."""
 
 from __future__ import annotations
 
