@@ -105,6 +105,7 @@ class Case:
 def case_of(options: DecodeOptions) -> Case:
     """Check everything that needs no GPU. Raises UserError."""
     from k3sim.kernels.engine.weights import subset
+    from k3sim.kernels.symmetric import check_standing
 
     architecture = load_architecture()
     architecture = subset(architecture, architecture.num_layers if options.layers is None else options.layers)
@@ -114,6 +115,7 @@ def case_of(options: DecodeOptions) -> Case:
     layout = Layout(tp=options.tp)
     check_layout(architecture, layout)
     check_own(architecture, layout, options.concurrency)
+    check_standing(options.tp, exchanging_gpus(options))
     if options.kv_dtype not in KV_DTYPE_BYTES:
         raise UserError(f"unknown KV cache type {options.kv_dtype!r}; accepted: {', '.join(KV_DTYPE_BYTES)}")
     workload = Workload(concurrency=options.concurrency, context=options.context, kv_dtype=options.kv_dtype)  # type: ignore[arg-type]
@@ -269,7 +271,7 @@ def decode(options: DecodeOptions) -> Measured:
     from k3sim.kernels.engine.weights import random_weights
     from k3sim.kernels.read_rate import read_rate
 
-    index = join_processes(case.layout.tp)
+    index = join_processes()
     free_bytes, _ = torch.cuda.mem_get_info()
     check_memory(
         case.architecture, case.layout, case.workload, case.path, max_tokens=case.max_tokens, free_bytes=free_bytes
@@ -296,18 +298,15 @@ def exchanging_gpus(options: DecodeOptions) -> int:
     return 1 if options.loop_back else num_processes()
 
 
-def join_processes(num_ranks: int) -> int:
+def join_processes() -> int:
     """This process's rank: 0 where it is alone; under torchrun, one process a GPU of one host, joined to the others.
 
-    Raises UserError where there are more processes than GPUs, or they do not divide ``num_ranks``.
+    Raises UserError where there are more processes than GPUs.
     """
     import torch
 
-    from k3sim.kernels.symmetric import check_standing
-
     count, index = num_processes(), int(os.environ.get("LOCAL_RANK", "0"))
     if count > 1:
-        check_standing(num_ranks, count)
         num_gpus = torch.cuda.device_count()
         if count > num_gpus:
             raise UserError(f"{count} processes on {num_gpus} GPUs; start one a GPU of one host")
@@ -638,7 +637,7 @@ def run_table(options: DecodeOptions, file: Path, *, budget_s: float) -> int:
     cases = [case_of(one) for one in wanted if one.command() not in done]
     if not cases:
         return 0
-    index = join_processes(cases[0].layout.tp)
+    index = join_processes()
     free_bytes, _ = torch.cuda.mem_get_info()
     largest = max(
         cases, key=lambda case: (case.workload.concurrency * case.workload.context, case.path.name == "stock")

@@ -281,13 +281,14 @@ def connect_symmetric(rank: Rank, group: Any) -> None:
     num_ranks, num_gpus = rank.layout.tp, dist.get_world_size(group)
     check_standing(num_ranks, num_gpus)
     assert rank.index == dist.get_rank(group), "GPU g computes as rank g does"
-    places = _places(rank)
+    places = places_of(rank)
     rank.exchange = exchange_in_block(rank, places, symmetric_block(places["end"][0], rank.device, group))
     torch.cuda.synchronize()
     dist.barrier(group)
 
 
-def _places(rank: Rank) -> dict[str, tuple[int, tuple[int, ...], int]]:
+def places_of(rank: Rank) -> dict[str, tuple[int, tuple[int, ...], int]]:
+    """``slot_layout`` for a rank's sizes."""
     architecture, num_ranks = rank.architecture, rank.layout.tp
     return slot_layout(
         num_ranks, rank.rows, architecture.hidden_size, architecture.moe.latent_size, architecture.moe.num_experts,
