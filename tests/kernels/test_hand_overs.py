@@ -81,7 +81,7 @@ def players_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Players]:
         players = Players(num_gpus)
 
         def push_sums(partial: Any, peers: Any, buffers: Any, rank: int) -> None:
-            rows, hidden = partial.shape
+            hidden = partial.shape[1]
             _, ranks, max_rows, _ = buffers.received.shape
             at = ((int(buffers.control[0]) * ranks + rank) * max_rows) * hidden * 2
             for address in peers.tolist():
