@@ -244,6 +244,11 @@ class LinkRecorder(Recorder):
         from k3sim.kernels.bench import environment
 
         super().__init__(gpu, path, quick, None if gpu.rank == 0 else lambda _: None)
+        # One line a GPU; they are alike.
+        self.head["driver_and_clocks"] = {
+            name: value.splitlines()[0].strip() if value else ""
+            for name, value in self.head["driver_and_clocks"].items()
+        }
         nccl = ".".join(str(one) for one in gpu.torch.cuda.nccl.version())
         self.head |= {
             "source": "k3sim calibrate/link_probes.py",
@@ -313,7 +318,8 @@ def exchanges(gpu: LinkGpu, recorder: LinkRecorder) -> None:
     Could mislead: rounds follow one another without work between, so both sides are always in step; blocks do not
     wait for one another; the slots are of one peer, where an all-reduce polls those of several.
     """
-    stamps, iters = gpu.zeros(4096), 200
+    # With the first round an even number: the next launch begins in the buffer that nobody polls any more.
+    stamps, iters = gpu.zeros(4096), 199
 
     def case(blocks: int, threads: int, slots: int) -> None:
         def sampler() -> Readings:

@@ -200,7 +200,8 @@ def compare(hand_over: HandOver, group: Group, num_ranks: int, *, num_replays: i
     delay = Delay(group.device, 77 * seed + 12345 * (group.rank + 1))
     delay(shortest_us=1.0)
     torch.cuda.synchronize()
-    replays, unequal = {}, {}
+    replays: dict[str, int] = {}
+    unequal: dict[str, int] = {}
 
     def replay(name: str, count: int, before_call: Callable[[int], None]) -> None:
         differ = torch.zeros((), dtype=torch.int64, device=group.device)

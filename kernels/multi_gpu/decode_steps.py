@@ -94,7 +94,7 @@ def build(group: Group, path_name: str, num_ranks: int) -> tuple[Rank, Step]:
 
     from k3sim.kernels.engine.exchange import connect_kernels, connect_symmetric
     from k3sim.kernels.engine.kernel_calls import KERNEL_CALLS
-    from k3sim.kernels.engine.state import build_rank
+    from k3sim.kernels.engine.state import build_rank, clear
     from k3sim.kernels.engine.step import Step
     from k3sim.kernels.engine.weights import random_weights
     from k3sim.model.architecture import load_architecture
@@ -111,6 +111,7 @@ def build(group: Group, path_name: str, num_ranks: int) -> tuple[Rank, Step]:
         program, architecture, layout, index=group.rank, device=group.device, resident_experts=RESIDENT_EXPERTS
     )
     rank = build_rank(architecture, layout, workload, program, weights, index=group.rank, device=group.device)
+    clear(rank, 1)
     connect_kernels([rank], loop_back=True)
     rank.sequence.tokens.fill_(rank.first_token)  # of its own share: alone, nobody else embeds it
     if group.size > 1:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def _compile() -> Any:
-    from k3sim.kernels.multi_gpu.delay_kernel import compile_delay
+    from k3sim.kernels.multi_gpu.kernel import compile_delay
 
     return compile_delay()
 

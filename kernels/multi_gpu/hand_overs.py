@@ -258,6 +258,7 @@ def latent_tail(arena: Arena, num_ranks: int, device: str, seed: int) -> HandOve
     import torch
 
     from k3sim.kernels.latent_tail import launch
+    from k3sim.kernels.latent_tail.reference import EPS
     from k3sim.kernels.proj_allreduce import reference as mixer
     from k3sim.kernels.proj_allreduce.cases import consumer_operands
     from k3sim.kernels.proj_allreduce.launch import consume_gathered
@@ -304,7 +305,7 @@ def latent_tail(arena: Arena, num_ranks: int, device: str, seed: int) -> HandOve
 
         def gathered() -> torch.Tensor:
             total = _by_slot(latents, num_ranks).double().sum(0)
-            normalised = total * (total.square().mean(-1, keepdim=True) + launch.EPS).rsqrt() * norm.double()
+            normalised = total * (total.square().mean(-1, keepdim=True) + EPS).rsqrt() * norm.double()
             columns = []
             for gpu in range(num_gpus):
                 row = normalised @ ups[gpu].double().T

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from k3sim.kernels.latent_tail import launch as tail  # noqa: E402
+from k3sim.kernels.latent_tail import reference as tail_reference  # noqa: E402
 from k3sim.kernels.mla_decode import launch as mla  # noqa: E402
 from k3sim.kernels.mla_decode import reference as mla_reference  # noqa: E402
 from k3sim.kernels.multi_gpu.hand_overs import BLOCK_BYTES, HAND_OVERS, Arena, HandOver  # noqa: E402
@@ -157,7 +158,7 @@ def players_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Players]:
             def project() -> None:
                 latent, shared = packed(slots, rows)
                 total = latent.double().sum(0)
-                x = total * (total.square().mean(-1, keepdim=True) + tail.EPS).rsqrt() * norm.double()
+                x = total * (total.square().mean(-1, keepdim=True) + tail_reference.EPS).rsqrt() * norm.double()
                 y = (x @ weight.double().T + shared.double().sum(0)).bfloat16()
                 for address in peers.gathered.tolist():
                     for row in range(rows):
