@@ -98,12 +98,23 @@ def symmetric_block(num_bytes: int, device: torch.device | str, group: Any) -> S
     handle = symmetric.rendezvous(own, group=group)
     if getattr(handle, "multicast_ptr", 0):
         raise UserError("symmetric memory was mapped with multicast; set TORCH_SYMM_MEM_DISABLE_MULTICAST=1")
-    addresses = tuple(int(one) for one in handle.buffer_ptrs)
+    rank = dist.get_rank(group)
+    # Where torch takes the block out of a larger allocation, it begins at the same offset in all of them.
+    offset = own.data_ptr() - int(handle.buffer_ptrs[rank])
+    addresses = tuple(int(one) + offset for one in handle.buffer_ptrs)
+    for start in (0, offset):
+        peers = tuple(
+            handle.get_buffer(peer, (num_bytes,), torch.uint8, storage_offset=start) for peer in range(len(addresses))
+        )
+        if tuple(one.data_ptr() for one in peers) == addresses:
+            break
+    else:
+        raise UserError(f"symmetric memory: blocks at {[hex(one.data_ptr()) for one in peers]}, not at the pointers")
     return SharedBlock(
         own=own,
-        peers=tuple(handle.get_buffer(peer, (num_bytes,), torch.uint8) for peer in range(len(addresses))),
+        peers=peers,
         addresses=addresses,
-        rank=dist.get_rank(group),
+        rank=rank,
         barrier=lambda: handle.barrier(channel=0),
         keep=handle,
     )
