@@ -211,7 +211,7 @@ def router_topk(arena: Arena, num_ranks: int, device: str, seed: int) -> HandOve
         def expected() -> Sequence[torch.Tensor]:
             from k3sim.kernels.router_topk import reference
 
-            fronts = [x.float() @ weight.float().T for weight in weights]
+            fronts = [(x.double() @ weight.double().T).float() for weight in weights]
             logits, rounded = reference.gather_front(_by_slot(fronts, num_ranks))
             return logits, logits, rounded
 
