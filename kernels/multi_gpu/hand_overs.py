@@ -212,8 +212,10 @@ def router_topk(arena: Arena, num_ranks: int, device: str, seed: int) -> HandOve
             from k3sim.kernels.router_topk import reference
 
             fronts = [(x.double() @ weight.double().T).float() for weight in weights]
-            logits, rounded = reference.gather_front(_by_slot(fronts, num_ranks))
-            return logits, logits, rounded
+            blocks = _by_slot(fronts, num_ranks)
+            logits, _ = reference.gather_front(blocks)
+            # Not rounded: a sum next to a rounding boundary may land on its other side.
+            return logits, logits, blocks[..., EXPERTS // num_ranks :].transpose(0, 1).flatten(1)
 
         def judge_ids(found: torch.Tensor, logits: torch.Tensor, name: str) -> Verdict:
             # Choices a rounding apart may change places: what is chosen must be as good as the reference's.
