@@ -566,11 +566,11 @@ class Gpu:
         return [1e3 * begin.elapsed_time(end) for begin, end in pairs]
 
 
-def compile_probes(major: int, minor: int) -> bytes:
-    """Machine code of the probes for one compute capability."""
+def compile_probes(major: int, minor: int, source: str = SOURCE) -> bytes:
+    """Machine code of the probes (or of another ``source``) for one compute capability."""
     from cuda.bindings import nvrtc  # type: ignore[import-not-found, unused-ignore]
 
-    error, program = nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"probes.cu", 0, [], [])
+    error, program = nvrtc.nvrtcCreateProgram(source.encode(), b"probes.cu", 0, [], [])
     assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, error
     options = [f"--gpu-architecture=sm_{major}{minor}a".encode(), b"--std=c++17"]
     (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)

@@ -438,19 +438,41 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")]
 @kernels_app.command("check", epilog="Example: k3sim kernels check router_topk --replays 100")
 def kernels_check(
     operators: Operators = None,
-    replays: Annotated[int, typer.Option(help="Replays of each call in a CUDA graph, 0 for none.")] = 1000,
+    replays: Annotated[
+        int | None, typer.Option(help="Replays of each call in a CUDA graph, 0 for none; 1000, between GPUs 10000.")
+    ] = None,
     seed: Seed = 0,
+    gpus: Annotated[
+        int | None, typer.Option(help="Instead, hand-overs between so many GPUs: operators that push, and engine.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="With --gpus: ranks of the exchange, a multiple of the GPUs; as many by default.")
+    ] = None,
+    out: Annotated[str, typer.Option(help="With --gpus: file for the results, written after every case.")] = "",
     json_output: Json = False,
 ) -> None:
-    """Run kernels against references on this GPU; exit status 1 when one fails."""
+    """Run kernels against references on this GPU, or between several; exit status 1 when one fails."""
     from dataclasses import asdict
 
-    from k3sim.kernels.check import check
+    if gpus is not None:
+        from k3sim.kernels.multi_gpu.__main__ import start
+        from k3sim.kernels.multi_gpu.check import NUM_REPLAYS as BETWEEN_GPUS
+
+        if json_output:
+            raise UserError("--json: not with --gpus, whose processes print as they go; --out has the results as JSON")
+        count = BETWEEN_GPUS if replays is None else replays
+        status = start(operators or (), gpus=gpus, ranks=ranks, replays=count, seed=seed, out=out)
+        raise typer.Exit(status)
+    if ranks is not None or out:
+        raise UserError("--ranks and --out: only with --gpus")
+
+    from k3sim.kernels.check import NUM_REPLAYS, check
     from k3sim.report import SCHEMA_VERSION, dump_json
     from k3sim.tables import print_checked
 
+    num_replays = NUM_REPLAYS if replays is None else replays
     found = check(
-        operators or (), seed=seed, num_replays=replays, on_case=(lambda _: None) if json_output else print_checked
+        operators or (), seed=seed, num_replays=num_replays, on_case=(lambda _: None) if json_output else print_checked
     )
     if json_output:
         # Numbers that JSON has no word for, of a case that raised.
