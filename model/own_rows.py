@@ -5,13 +5,12 @@ are cuBLAS calls, experts take token ids and bf16 rows (no permutation, no quant
 three launches, attention and the lift to values are two. The step is what one CUDA graph holds: the sampled token is
 fed back on the GPU, so the host has no row. ``paths.Row`` explains the columns; rows come in pairs as in ``path_rows``.
 
-Order that early launches rely on. A welded consume reads the prefix and the snapshots' part before the kernels ahead of
-it on the stream have ended, although other kernels wrote them. They are complete by then, because some launch ahead of
-it triggers only after its own wait (``LATE``), and what that one waits for includes them: the kernel that wrote the
-prefix, and the side stream, which forks behind it and joins at that launch. It is the recurrence or attention for the
-FFN's part, the experts for the next mixer's; without these kernels it is the output projection and the tail, one launch
-ahead. The later the kernels between are let in, the less of their loading is hidden (H200, 2026-11-29, stamps of every
-block: a consume let in by the output projection's wait began to poll 1 us after the last push had left).
+Order that early launches rely on. A welded consume reads the prefix and the snapshots' part before the kernel ahead of
+it on the stream has ended, although other kernels wrote them. They are complete by then, because the side stream forks
+behind the kernel that wrote the prefix and joins ahead of that consume: at the output projection for the FFN's part,
+at the tail for the next mixer's. A table that moves a fork or a join must keep that. Letting the consumes in one launch
+earlier, with the late trigger and the join at the recurrence and at the experts, gained nothing (H200, 2026-11-29, 13
+layers: 684 us, without 675; the recurrence then waits for the snapshots' part).
 
 What a poller waits for must be resident or done when the launches behind it fill the SMs. A side stream's push is
 therefore joined before the poller is launched (``moe.send_shared``), although its data would be waited for anyway: with
@@ -84,10 +83,8 @@ def _output_projection(mixer: str) -> tuple[Row, ...]:
         _row(weight, "cublas.gemm", ROWS, weights=(weight,), off=(WELD,)),
         _row(f"{mixer}.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(WELD,), sends="attention",
              receives=("attention",)),
-        _row(weight, "proj_allreduce.produce_whole", ROWS, weights=(weight,), on=(WELD,), off=(SIZE,),
-             sends="attention", after=("attn_res.part_ffn",), **LATE),
-        _row(weight, "proj_allreduce.produce_whole", ROWS, weights=(weight,), on=(SIZE, WELD), sends="attention",
-             **EARLY),
+        _row(weight, "proj_allreduce.produce_whole", ROWS, weights=(weight,), on=(WELD,), sends="attention",
+             after=("attn_res.part_ffn",), **LATE),
     )  # fmt: skip
 
 
@@ -104,8 +101,7 @@ OWN_KDA_ROWS = (
     _row("kda.gated_norm", "unfused.gated_norm", {"rows": "rows", "heads": "kda_heads", "head_dim": "head_dim"},
          off=(SIZE,)),
     # Its output projection is asked for as soon by its own early launch as by a prefetch, so there is none.
-    _row("kda.decode", "kda_decode.cluster", KDA_STATE, weights=("kda.f_b",), on=(SIZE,), after=("attn_res.part_ffn",),
-         **LATE),
+    _row("kda.decode", "kda_decode.cluster", KDA_STATE, weights=("kda.f_b",), on=(SIZE,), **EARLY),
     *_output_projection("kda"),
 )
 
@@ -124,8 +120,7 @@ OWN_MLA_ROWS = (
     _row("prefetch.o_proj", "l2_prefetch.bulk", {"budget_bytes": 16 << 20}, weights=("mla.o_proj",), on=(FETCH,),
          stream="prefetch", after=("mla.prep", "mla.query_cache")),
     _row("mla.attention", "mla_decode.clusters", ATTENTION, off=(SIZE,), **LAUNCHED),
-    # Let in at the end of mla.prep, so everything before that is complete.
-    _row("mla.attention", "mla_decode.clusters_early", ATTENTION, on=(SIZE,), after=("attn_res.part_ffn",), **EARLY),
+    _row("mla.attention", "mla_decode.clusters_early", ATTENTION, on=(SIZE,), **EARLY),
     _row("mla.lift", "cublas.batched_gemm", ROWS, weights=("mla.w_uv",), off=(SIZE,)),
     _row("mla.gate_multiply", "unfused.elementwise", {"rows": "rows", "width": "mla_value_width"}, off=(SIZE,),
          after=("mla.gate",)),
@@ -182,8 +177,8 @@ OWN_MOE_ROWS = (
     _row("moe.experts", "expert_gemv.persistent", {**EXPERTS, "width": "expert_width"},
          weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE,), off=(WELD,), after=("moe.latent_down",), **LAUNCHED),
     _row("moe.experts", "expert_gemv.persistent_push", {**EXPERTS, "width": "expert_width", "latent": "latent"},
-         weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE, WELD),
-         after=("moe.latent_down", "attn_res.part_mixer"), sends="latent", **LATE),
+         weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE, WELD), after=("moe.latent_down",), sends="latent",
+         **LAUNCHED),
     _row("moe.tail_send", "latent_tail.send", {**TAIL, "expert_rows": 1}, off=(WELD,), after=("moe.shared_down",),
          sends="latent", **EARLY),
     _row("moe.tail_send", "latent_tail.send", {**TAIL, "expert_rows": 1}, on=(WELD,), off=(SIZE,),
@@ -191,7 +186,7 @@ OWN_MOE_ROWS = (
     _row("moe.latent_up", "latent_tail.up_cluster", TAIL, weights=("moe.latent_up_shard",), on=(WELD,), off=(SIZE,),
          receives=("latent",), sends="residual", **LATE),
     _row("moe.latent_up", "latent_tail.up_cluster", TAIL, weights=("moe.latent_up_shard",), on=(SIZE, WELD),
-         receives=("latent", "shared"), sends="residual", after=("moe.send_shared",), **EARLY),
+         receives=("latent", "shared"), sends="residual", after=("moe.send_shared",), **LATE),
     _row("moe.latent_up", "latent_tail.up_cluster", TAIL, weights=("moe.latent_up_shard",), off=(WELD,),
          receives=("latent",), sends="residual", **EARLY),
     _row("moe.tail_collect", "latent_tail.collect", WHOLE_ROW, off=(WELD,), receives=("residual",), **LAUNCHED),

@@ -48,11 +48,6 @@ def _shared_gpu(rank: Rank) -> bool:
     return bool(rank.exchange.shared_gpu)
 
 
-def _releases_late(rank: Rank, call: Call) -> bool:
-    """Whether the next launch may start only after this one's dependency wait; on a shared GPU it always does."""
-    return call.trigger == "wait" or _shared_gpu(rank)
-
-
 # ---- products -------------------------------------------------------------------------------------------------------
 
 
@@ -173,12 +168,7 @@ def produce(rank: Rank, call: Call) -> None:
     source, weight, _ = bindings.PRODUCTS[call.stage]
     exchange = rank.exchange
     proj_allreduce.produce(
-        rank.buffers[source],
-        rank.weight(call.layer, weight),
-        exchange.sum_peers,
-        exchange.sums,
-        rank=rank.index,
-        release_late=_releases_late(rank, call),
+        rank.buffers[source], rank.weight(call.layer, weight), exchange.sum_peers, exchange.sums, rank=rank.index
     )
 
 
@@ -245,7 +235,6 @@ def kda_decode(rank: Rank, call: Call) -> None:
         rank.buffers["kda.out"],
         heads=_kda_heads(rank),
         pdl=True,
-        release_late=_releases_late(rank, call),
     )
 
 
@@ -406,12 +395,7 @@ def experts_push(rank: Rank, call: Call) -> None:
     operands = (rank.buffers["moe.latent"], rank.buffers["moe.ids"], rank.buffers["moe.weights"])
     exchange = rank.exchange
     expert_gemv.expert_gemv_push(
-        *operands,
-        packed,
-        exchange.tail_peers,
-        rank.index,
-        _expert_workspace(rank, packed),
-        release_late=_releases_late(rank, call),
+        *operands, packed, exchange.tail_peers, rank.index, _expert_workspace(rank, packed)
     )
 
 
@@ -460,7 +444,8 @@ def tail_up(rank: Rank, call: Call) -> None:
         rank.exchange.tail_peers,
         rank.index,
         rank.rows,
-        release_late=_releases_late(rank, call),
+        # A welded consume behind it reads what other launches wrote without a wait of its own.
+        release_late=call.trigger == "wait",
     )
 
 

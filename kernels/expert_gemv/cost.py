@@ -22,7 +22,7 @@ TASK_TILE_OUTPUTS = 32
 # 4.1 TB/s on GB300 and GB200 (AIConfigurator tables 2026-08, TP8 and TP16; k3opt README 2026-09).
 PUBLIC_BYTES_IN_FLIGHT = 24 * 1024
 OWN_DOWN_BLOCKS = 112
-OWN_RING_BYTES = 7 * 30_464
+OWN_RING_BYTES = 4 * 30_464
 MAX_BLOCKS = 128  # a persistent launch that fits every machine listed; further tiles follow in the same block
 
 

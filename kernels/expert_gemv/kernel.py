@@ -85,15 +85,13 @@ class ExpertConfiguration:
     """What changes the machine code. ``width``: 384 (TP8) or 192 (TP16).
 
     ``part``: "both" products, or a launch each for "gate_up" and "down". ``num_peers``: the sum goes to the latent
-    tail's slots of that many ranks instead of to memory of this one. ``release_late``: the next launch starts only
-    after the dependency wait.
+    tail's slots of that many ranks instead of to memory of this one.
     """
 
     width: int
     fp32_out: bool
     part: str = "both"
     num_peers: int = 0
-    release_late: bool = False
 
     @property
     def num_blocks(self) -> int:
@@ -315,11 +313,8 @@ class ExpertGemv:
                 ptx.barrier_init(s_empty + slot * 8, NUM_WARPS)
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
-        if const_expr(not c.release_late):
-            cute.arch.griddepcontrol_launch_dependents()
+        cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
-        if const_expr(c.release_late):
-            cute.arch.griddepcontrol_launch_dependents()
 
         if warp == NUM_WARPS:
             self._stream(ids, gate_up, down, num_experts, rows, block, lane, s_ring, s_full, s_empty)

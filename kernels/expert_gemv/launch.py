@@ -104,13 +104,11 @@ def _check_operands(
     return width, count
 
 
-def _function(width: int, fp32_out: bool, part: str, num_peers: int = 0, release_late: bool = False) -> Any:
+def _function(width: int, fp32_out: bool, part: str, num_peers: int = 0) -> Any:
     get_cutlass()
     from k3sim.kernels.expert_gemv.kernel import ExpertConfiguration, compile_experts
 
-    configuration = ExpertConfiguration(
-        width=width, fp32_out=fp32_out, part=part, num_peers=num_peers, release_late=release_late
-    )
+    configuration = ExpertConfiguration(width=width, fp32_out=fp32_out, part=part, num_peers=num_peers)
     return compiled(configuration, lambda: compile_experts(configuration))
 
 
@@ -145,13 +143,10 @@ def expert_gemv_push(
     peers: TailPeers,
     rank: int,
     workspace: ExpertWorkspace,
-    *,
-    release_late: bool = False,
 ) -> None:
     """As ``expert_gemv``, but the partial latent goes, in bf16, into slot ``rank`` of every peer's ``latent`` slots.
 
-    It replaces the latent half of ``latent_tail.send``: ``latent_tail.up`` polls the slots, which must be empty.
-    ``release_late``: the next launch on the stream starts only once all launches before this one have ended. Raises
+    It replaces the latent half of ``latent_tail.send``: ``latent_tail.up`` polls the slots, which must be empty. Raises
     UserError before any launch.
     """
     from k3sim.kernels.latent_tail.launch import check_peers
@@ -159,7 +154,7 @@ def expert_gemv_push(
     width, count = _check_call(x, ids, weights, packed, workspace)
     check_peers(peers, rank, x.shape[0], x)
     _check_gpu(x)
-    run = _function(width, False, "both", peers.ranks, release_late)
+    run = _function(width, False, "both", peers.ranks)
     run(*_addresses(x, ids, weights, packed, peers.latent, workspace), count, rank, current_stream(x))
 
 

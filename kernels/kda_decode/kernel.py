@@ -72,8 +72,7 @@ LOG2_E = 1.4426950408889634
 class KdaConfiguration:
     """One compiled form. ``cluster``: blocks a head (2, 4 or 8), or 0 for the streaming form with ``stages`` states.
 
-    ``threads``: that compute, 128 or 256; 256 in the streaming form. ``release_late``: the next launch starts only
-    after this one's dependency wait.
+    ``threads``: that compute, 128 or 256; 256 in the streaming form.
     """
 
     heads: int
@@ -82,7 +81,6 @@ class KdaConfiguration:
     threads: int
     stages: int = 0
     pdl: bool = False
-    release_late: bool = False
 
     @property
     def columns(self) -> int:
@@ -423,8 +421,7 @@ def split_head_kernel(
         cute.arch.mbarrier_init_fence()
         cute.arch.mbarrier_arrive_and_expect_tx(s_arrived, 4 * conf.cluster * conf.sending_warps)
     cute.arch.cluster_arrive_relaxed()  # the fence above published the barrier; nothing else is shared yet
-    if cutlass.const_expr(not conf.release_late):
-        cute.arch.griddepcontrol_launch_dependents()
+    cute.arch.griddepcontrol_launch_dependents()
 
     # Everything that the preceding kernel does not write.
     slot = m_slots[row]
@@ -455,8 +452,6 @@ def split_head_kernel(
 
     cute.arch.cluster_wait()
     cute.arch.griddepcontrol_wait()
-    if cutlass.const_expr(conf.release_late):
-        cute.arch.griddepcontrol_launch_dependents()
 
     projected = m_projected.iterator + Int64(row) * m_projected.stride[0]
     f_a = [load_words(projected, 4 * width + 32 * part + 8 * (lane % 4)) for part in range(4)]
@@ -555,8 +550,7 @@ def stream_kernel(
             cute.arch.mbarrier_init(s_free + buffer, conf.warps)
         cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
-    if cutlass.const_expr(not conf.release_late):
-        cute.arch.griddepcontrol_launch_dependents()
+    cute.arch.griddepcontrol_launch_dependents()
 
     if warp >= conf.warps:
         column = thread - conf.threads
@@ -572,8 +566,6 @@ def stream_kernel(
         if begin < end:
             next_slot = m_slots[begin % num_rows]
         cute.arch.griddepcontrol_wait()
-        if cutlass.const_expr(conf.release_late):
-            cute.arch.griddepcontrol_launch_dependents()
         for item in range(begin, end):
             turn = item - begin
             buffer = turn % 2

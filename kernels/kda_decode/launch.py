@@ -33,7 +33,7 @@ def chosen_cluster(rows: int, heads: int, *, bf16_state: bool) -> int:
 
 
 @cache
-def _kernel(heads: int, bf16_state: bool, cluster: int, threads: int, pdl: bool, release_late: bool) -> Any:
+def _kernel(heads: int, bf16_state: bool, cluster: int, threads: int, pdl: bool) -> Any:
     get_cutlass()
     from k3sim.kernels.kda_decode.kernel import KdaConfiguration, compile_kda
 
@@ -45,7 +45,6 @@ def _kernel(heads: int, bf16_state: bool, cluster: int, threads: int, pdl: bool,
         threads=threads,
         stages=0 if cluster else RING_BYTES // state_bytes,
         pdl=pdl,
-        release_late=release_late,
     )
     return compiled(configuration, lambda: compile_kda(configuration))
 
@@ -71,7 +70,6 @@ def kda_decode(
     *,
     heads: int,
     pdl: bool = False,
-    release_late: bool = False,
     cluster: int | None = None,
 ) -> torch.Tensor:
     """One decode step of ``heads`` KDA heads for 1 to 256 rows; ``state`` and ``conv_state`` change in place.
@@ -87,8 +85,7 @@ def kda_decode(
     * ``out [rows, heads D]`` bf16, returned.
 
     ``pdl`` lets the kernel start before its predecessor has ended. It then fetches weights, slots and both states
-    early: no kernel that may still run on the stream may write them. ``release_late``: the next launch on the stream
-    starts only once all launches before this one have ended. ``cluster`` overrides the choice of form: 8, 4
+    early: no kernel that may still run on the stream may write them. ``cluster`` overrides the choice of form: 8, 4
     or 2 blocks a head, 0 for streamed states.
 
     Raises UserError (a ValueError) for an argument that does not fit, before any launch.
@@ -134,7 +131,7 @@ def kda_decode(
     check_on_gpu("projected", projected)
 
     num_blocks = min(rows * heads, _num_sms(projected.device.index))
-    _kernel(heads, bf16_state, cluster, THREADS[cluster], pdl, release_late)(
+    _kernel(heads, bf16_state, cluster, THREADS[cluster], pdl)(
         projected, gate_weight, conv_weight, dt_bias, a_log, norm_weight, slots, conv_state, state, out, num_blocks
     )
     return out

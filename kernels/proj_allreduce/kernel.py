@@ -47,9 +47,9 @@ The gathered form (``consume_gathered``)
     * A store that empties and a peer's later one to the same word meet in this GPU's L2 in that order: the first was
       performed when its launch ended, before this rank sent what the peer waited for.
 
-    The residual and the snapshots' part are read, and prefix and out are written, before the launch ahead of it has
-    ended. So all that wrote or reads them must have ended before it can start: some launch ahead of it lets its next one
-    start only after its own dependency wait (``release_late``), ``produce`` or ``latent_tail.up`` or one before them.
+    The launch before it on the stream must let it start only after its own dependency wait, as ``produce`` does and
+    ``latent_tail.up`` with ``release_late``: the residual and the snapshots' part are read, and prefix and out are
+    written, before that launch has ended.
 
 What it reaches (H200, 2026-11-29; h200.json beside this file; weights cold, 8 slots on the one GPU, no link)
     ``produce`` one row, K 1536 / 768: 7.5 / 4.3 us (cuBLAS without push 8.3 / 5.4). With ``consume``: 9.4 / 6.9 us.
@@ -86,14 +86,13 @@ LOG2E = 1.4426950408889634
 
 @dataclass(frozen=True, kw_only=True)
 class ProduceConfiguration:
-    """``max_rows``: rows a slot has room for. ``release_late``: the next launch starts only after the dependency wait."""
+    """``max_rows``: rows a slot has room for."""
 
     rows: int
     depth: int
     hidden: int
     ranks: int
     max_rows: int
-    release_late: bool = True
 
     @property
     def warps(self) -> int:
@@ -169,11 +168,8 @@ def _produce(
     weights = []
     for at in range_constexpr(blocks_k):
         weights.append((ptx.load_stream(gWeight + at * 64), ptx.load_stream(gWeight + 8 * 2 * depth + at * 64)))
-    if const_expr(not configuration.release_late):
-        cute.arch.griddepcontrol_launch_dependents()
     cute.arch.griddepcontrol_wait()
-    if const_expr(configuration.release_late):
-        cute.arch.griddepcontrol_launch_dependents()
+    cute.arch.griddepcontrol_launch_dependents()
 
     row_chunks = depth // CHUNK
     for step in range_constexpr(-(-rows * row_chunks // threads)):

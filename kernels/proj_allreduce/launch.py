@@ -73,13 +73,11 @@ def check_buffers(buffers: ReceiveBuffers, rows: int, hidden: int, like: torch.T
 
 
 @cache
-def _produce(rows: int, depth: int, hidden: int, ranks: int, max_rows: int, release_late: bool) -> Any:
+def _produce(rows: int, depth: int, hidden: int, ranks: int, max_rows: int) -> Any:
     get_cutlass()
     from k3sim.kernels.proj_allreduce.kernel import ProduceConfiguration, compile_produce
 
-    configuration = ProduceConfiguration(
-        rows=rows, depth=depth, hidden=hidden, ranks=ranks, max_rows=max_rows, release_late=release_late
-    )
+    configuration = ProduceConfiguration(rows=rows, depth=depth, hidden=hidden, ranks=ranks, max_rows=max_rows)
     return compiled(configuration, lambda: compile_produce(configuration))
 
 
@@ -93,22 +91,12 @@ def _consume(**fields: Any) -> Any:
     return compiled(configuration, lambda: build(configuration))
 
 
-def produce(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    peers: torch.Tensor,
-    buffers: ReceiveBuffers,
-    *,
-    rank: int,
-    release_late: bool = True,
-) -> None:
+def produce(x: torch.Tensor, weight: torch.Tensor, peers: torch.Tensor, buffers: ReceiveBuffers, *, rank: int) -> None:
     """Store this rank's ``x [B, K] @ weight [D, K].T`` into slot ``rank`` of every peer.
 
     bf16, contiguous; 1 <= B <= 16, K a multiple of 128 up to 1536, 2112 or 4224, D a multiple of 64. ``peers [ranks]``
     int64 on the device: base addresses of all ranks' ``received``, this rank's own among them. ``weight`` is read
-    before the kernel waits for the launch before it. Without ``release_late`` the next launch may start at once;
-    ``consume`` reads its operands then, so what wrote them must have ended before this launch could start. Raises
-    UserError before any launch.
+    before the kernel waits for the launch before it. Raises UserError before any launch.
     """
     import torch
 
@@ -121,7 +109,7 @@ def produce(
     check_tensor("peers", peers, dtypes=(torch.int64,), shape=(ranks,), like=weight, alignment_bytes=8)
     check_one_of("rank", rank, range(ranks))
     check_on_gpu("weight", weight)
-    _produce(x.shape[0], depth, hidden, ranks, max_rows, release_late)(
+    _produce(x.shape[0], depth, hidden, ranks, max_rows)(
         x.data_ptr(), weight.data_ptr(), peers.data_ptr(), buffers.control.data_ptr(), rank, current_stream(x)
     )
 
