@@ -5,13 +5,15 @@ noise, and what the samples do not determine is said and left as it was. Only pr
 projections of the same file are what predictions are held against.
 
 The simulator lets a push leave through the egress port, arrive one way later, and be acted upon by a poller a further
-visibility later. One way is what the link adds to a load's round trip, halved. Visibility is the rest of a hop between
-two GPUs whose blocks push and poll as those of an all-reduce do.
+visibility later. One way is what the link adds to a store's way to a poller; half of what it adds to a load's round trip
+stands beside it. Visibility is the rest of a round between two GPUs whose blocks push and poll as those of an
+all-reduce do, but in step and in one launch: what comes with a launch and with ranks that are not in step is not in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -38,6 +40,7 @@ from k3sim.sim.whole_file import write_whole_file
 
 SOURCE = "k3sim calibrate/link_probes.py"
 MIB = 1 << 20
+MOST_AT_PORT = 0.25  # of a round: beyond, its bytes at the port hide what else it takes, as blocks are not in step
 
 
 def _rates(read: Reader, case: str, **parameters: Any) -> list[Statement]:
@@ -53,11 +56,6 @@ def _full(read: Reader, case: str, num_bytes: int, **parameters: Any) -> list[St
     ]
 
 
-def _one_way(read: Reader) -> list[Statement]:
-    over_link, in_l2 = (read.one("link_load", "round_trip", over=over) for over in ("link", "l2"))
-    return [("link_load round_trip over the link less in l2, halved", (over_link - in_l2) / 2)]
-
-
 def _hops_less_local(read: Reader) -> list[Statement]:
     """What the link adds to a hop within the GPU, for the forms without a fence."""
     found = []
@@ -67,9 +65,24 @@ def _hops_less_local(read: Reader) -> list[Statement]:
     return found
 
 
+def _loads_less_local(read: Reader) -> list[Statement]:
+    """Half of what the link adds to a load's round trip; none where no load was waited for, which reads as no time."""
+    round_trips = [
+        [value for _, value in read.all("link_load", "round_trip", over=over) if value > 0] for over in ("link", "l2")
+    ]
+    if not all(round_trips):
+        return []
+    over_link, in_l2 = (values[0] for values in round_trips)
+    return [("link_load round_trip over the link less in l2, halved", (over_link - in_l2) / 2)]
+
+
+def _one_way_s(read: Reader) -> float:
+    return statistics.median(value for _, value in _hops_less_local(read))
+
+
 def _rest_of_rounds(read: Reader, **parameters: Any) -> list[Statement]:
-    """Rounds of blocks that push and poll, less one way and the bytes' time at the port."""
-    ((_, one_way_s),) = _one_way(read)
+    """Rounds of blocks that push and poll, less one way and the bytes' time at the port, where those are few."""
+    one_way_s = _one_way_s(read)
     rates = [rate for _, rate in _full(read, "link_push", 64 * MIB, both_ways=False)]
     if not rates:
         raise Undetermined("no stable sample of link_push 64 MiB, which prices the bytes of a round")
@@ -77,11 +90,12 @@ def _rest_of_rounds(read: Reader, **parameters: Any) -> list[Statement]:
     return [
         (f"{one.label} less one way", value - one_way_s - one.parameters["bytes"] / rate)
         for one, value in read.all("link_exchange", "round", **parameters)
+        if one.parameters["bytes"] / rate <= MOST_AT_PORT * one.value / read.clock_hz
     ]
 
 
 def _rest_of_hops(read: Reader) -> list[Statement]:
-    ((_, one_way_s),) = _one_way(read)
+    one_way_s = _one_way_s(read)
     return [
         (f"{one.label} less one way", value - one_way_s)
         for form in ("word", "16_bytes")
@@ -115,16 +129,17 @@ LINK_READINGS: tuple[Reading, ...] = (
     Reading(
         field="nvlink_one_way_s",
         digits=3,
-        note="Chain of loads from the peer's L2 less the same chain in the own L2, halved; around: what the link adds "
-        "to a store's way to a poller.",
-        centre=_one_way,
-        around=_hops_less_local,
+        note="A word or 16 bytes from a thread to one that polls its own memory on the peer, less the same within a GPU; "
+        "around: half of what the link adds to a load's round trip.",
+        centre=_hops_less_local,
+        around=_loads_less_local,
     ),
     Reading(
         field="nvlink_visibility_s",
         digits=3,
         note="Rounds of eight blocks on two GPUs that push to each other and poll one to seven slots, less one way and "
-        "the bytes at the egress rate; around: one and 32 blocks, and single threads.",
+        "the bytes at the egress rate, where those take a quarter of the round at most; around: one and 32 blocks, and "
+        "single threads.",
         centre=lambda read: _rest_of_rounds(read, blocks=8),
         around=lambda read: [
             *_rest_of_rounds(read, blocks=1),
