@@ -3,7 +3,7 @@
 Three kinds of case, from the smallest up. *probe*: one primitive as a probe read it, predicted by the profile's value;
 those named as centre of a reading are what the value was taken from. *kernel*: a chain of the project's own kernels or
 of cuBLAS, predicted by the simulator; none but ``USED_KERNELS`` gave a value. *step*: a whole decode step of one rank,
-which never does.
+which never does. Each kind holds what was measured between GPUs over NVLink as well (own_links.py).
 
 The interval of a probe is that of the value. Those of kernels and steps are the middle 90 % over machines drawn within
 the profile's intervals (sim/intervals.py): what the machine's values leave open, not what a cost function leaves out.
@@ -14,16 +14,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate import own_kernels, own_steps
-from k3sim.calibrate.fit import READINGS, Case, Reader, Undetermined, cases_of
+from k3sim.calibrate import own_kernels, own_links, own_steps
+from k3sim.calibrate.fit import READINGS, Case, Reader, Reading, Undetermined, cases_of
+from k3sim.calibrate.link_fit import LINK_READINGS
 from k3sim.calibrate.samples import SampleFile, read_samples
 from k3sim.errors import UserError
+from k3sim.model import paths
 from k3sim.sim.intervals import draw_machines, interval_around
 from k3sim.sim.machine import Machine, load_machine, looped_back
-from k3sim.sim.predict import predict
+from k3sim.sim.predict import Question, predict
 
 DATA = Path(__file__).parent / "data"
 NUM_DRAWS = 20
@@ -98,11 +101,15 @@ def check(
         raise UserError(f"no stored measurements of {machine.title}; accepted: profiles of {measured.title} ({STORED})")
     if num_draws < 2:
         raise UserError(f"draws is {num_draws}; accepted: 2 or more")
-    drawn = [looped_back(one) for one in draw_machines(machine, num_draws, seed)]
+    linked = list(draw_machines(machine, num_draws, seed))
+    drawn = [looped_back(one) for one in linked]
     makers = {
-        "probe": lambda: _probes(read_samples(shipped_samples(STORED)), machine),
-        "kernel": lambda: _kernels(looped_back(machine), drawn),
-        "step": lambda: _steps(machine, drawn),
+        "probe": lambda: chain(
+            _probes(read_samples(shipped_samples(STORED)), READINGS, machine),
+            _probes(own_links.link_samples(), LINK_READINGS, machine),
+        ),
+        "kernel": lambda: chain(_kernels(looped_back(machine), drawn), _link_kernels(machine, linked)),
+        "step": lambda: _steps(machine, linked),
     }
     found = []
     for kind in kinds:
@@ -114,9 +121,9 @@ def check(
     return found
 
 
-def _probes(file: SampleFile, machine: Machine) -> Iterator[Checked]:
+def _probes(file: SampleFile, readings: Sequence[Reading], machine: Machine) -> Iterator[Checked]:
     read = Reader(file)
-    for reading in READINGS:
+    for reading in readings:
         origin, value = machine.provenance[reading.field], getattr(machine, reading.field)
         try:
             cases: Sequence[Case] = cases_of(reading, read)
@@ -170,15 +177,35 @@ def _kernels(machine: Machine, drawn: Sequence[Machine]) -> Iterator[Checked]:
         )
 
 
+def _link_kernels(machine: Machine, drawn: Sequence[Machine]) -> Iterator[Checked]:
+    for one in own_links.link_chains():
+        predicted_us = one.predicted_us(machine)
+        low_us, high_us = interval_around(predicted_us, [one.predicted_us(other) for other in drawn])
+        yield Checked(
+            case=one.label,
+            kind="kernel",
+            measured_us=one.sample.value,
+            predicted_us=predicted_us,
+            low_us=low_us,
+            high_us=high_us,
+            used_in_fit=False,
+        )
+
+
 def _steps(machine: Machine, drawn: Sequence[Machine]) -> Iterator[Checked]:
-    for step in own_steps.measured_steps():
+    labelled = [(own_steps.label_of(step), step) for step in own_steps.measured_steps()]
+    labelled += [(own_links.link_label(step), step) for step in own_links.measured_link_steps()]
+    for label, step in labelled:
         reference = own_steps.predict_measured(step)
         question, path = reference.question, reference.path
-        predicted_us = predict(replace(question, machine=looped_back(machine)), path).step_us
-        steps = [predict(replace(question, machine=one), path).step_us for one in drawn]
-        low_us, high_us = interval_around(predicted_us, steps)
+
+        def step_us(profile: Machine, step: Any = step, question: Question = question, path: paths.Path = path) -> float:
+            return predict(replace(question, machine=own_steps.machine_for(step, profile)), path).step_us
+
+        predicted_us = step_us(machine)
+        low_us, high_us = interval_around(predicted_us, [step_us(one) for one in drawn])
         yield Checked(
-            case=own_steps.label_of(step),
+            case=label,
             kind="step",
             measured_us=step["step_us"],
             predicted_us=predicted_us,

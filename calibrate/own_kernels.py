@@ -19,6 +19,7 @@ from k3sim.model.paths import find_path
 from k3sim.model.program import Call, Program, Weight
 from k3sim.sim.engine import simulate
 from k3sim.sim.machine import Machine, load_machine, looped_back
+from k3sim.sim.skew import Skew
 from k3sim.sim.timeline import PS_PER_US
 
 # The second holds kernels that were changed after the first was measured, on another H200; its readings count.
@@ -70,13 +71,19 @@ def _attention(heads: int, context: int, kv_row_bytes: int) -> Link:
     return Link(operator="mla_decode.clusters_early", shape=shape)
 
 
-def _welded(ranks: int, depth: int) -> tuple[Link, ...]:
+def welded(ranks: int, depth: int, rows: int = 1) -> tuple[Link, ...]:
+    """Projection and the consumer that polls ``ranks`` slots."""
     return (
-        Link(operator="proj_allreduce.produce_whole", weights=(bf16(HIDDEN, depth),), shape={"rows": 1}, trigger="wait",
-             sends="attention"),
-        Link(operator="proj_allreduce.consume", shape={"rows": 1, "hidden": HIDDEN, "slots": ranks},
+        Link(operator="proj_allreduce.produce_whole", weights=(bf16(HIDDEN, depth),), shape={"rows": rows},
+             trigger="wait", sends="attention"),
+        Link(operator="proj_allreduce.consume", shape={"rows": rows, "hidden": HIDDEN, "slots": ranks},
              receives="attention"),
     )  # fmt: skip
+
+
+def all_reduce(ranks: int, rows: int = 1, hidden: int = HIDDEN) -> tuple[Link, ...]:
+    shape = {"rows": rows, "hidden": hidden, "ranks": ranks}
+    return (Link(operator="unfused.all_reduce", shape=shape, trigger="end", sends="sum", receives="sum"),)
 
 
 ONE_ROW = {"rows": 1}
@@ -113,8 +120,8 @@ CHAINS: dict[tuple[str, str], tuple[Link, ...]] = {
     ("kda_decode", "12 heads, 1 row, fp32 state"): (_kda(12, 1),),
     ("kda_decode", "6 heads, 1 row, fp32 state"): (_kda(6, 1),),
     ("kda_decode", "12 heads, 8 rows, fp32 state"): (_kda(12, 8),),
-    ("proj_allreduce", "produce and consume, 16 slots of this GPU, 7168x768, 1 row"): _welded(16, 768),
-    ("proj_allreduce", "produce and consume, 8 slots of this GPU, 7168x1536, 1 row"): _welded(8, 1536),
+    ("proj_allreduce", "produce and consume, 16 slots of this GPU, 7168x768, 1 row"): welded(16, 768),
+    ("proj_allreduce", "produce and consume, 8 slots of this GPU, 7168x1536, 1 row"): welded(8, 1536),
     ("router_topk", "push of 280x7168 and gather_topk, 16 shards looped back, 1 row"): (
         Link(operator="skinny_gemv.tiled_push", weights=(bf16(280, 7168),),
              shape={"rows": 1, "sent_bytes_per_row": 1120}, sends="route"),
@@ -129,18 +136,20 @@ CHAINS: dict[tuple[str, str], tuple[Link, ...]] = {
     ("attn_res", "combine of 9 sources, 1 row"): (
         Link(operator="attn_res.combine", shape={"rows": 1, "hidden": HIDDEN, "sources": 9}),
     ),
-    ("unfused", "all_reduce, 16 slots of this GPU, 1 row"): (
-        Link(operator="unfused.all_reduce", shape={"rows": 1, "hidden": HIDDEN, "ranks": 16}, trigger="end",
-             sends="sum", receives="sum"),
-    ),
+    ("unfused", "all_reduce, 16 slots of this GPU, 1 row"): all_reduce(16),
     ("latent_tail", "up, 16 ranks, 1 row"): (
         Link(operator="latent_tail.up_cluster", weights=(bf16(448, LATENT),), shape=UP),
     ),
 }  # fmt: skip
 
 
-def chain_us(links: Sequence[Link], machine: Machine) -> float:
-    """Time of one round of ``links`` in a long graph in which every round reads its own weights (cold L2)."""
+def chain_us(
+    links: Sequence[Link], machine: Machine, *, group_size: int = 16, skew: Skew = Skew.OFF
+) -> float:
+    """Time of one round of ``links`` in a long graph in which every round reads its own weights (cold L2).
+
+    ``group_size``: ranks of an exchange.
+    """
     calls: list[Call] = []
     for loop in range(LOOPS):
         sent: dict[str, int] = {}
@@ -167,12 +176,12 @@ def chain_us(links: Sequence[Link], machine: Machine) -> float:
                     after=(),
                     sends=link.sends,
                     transport="push",
-                    group_size=16,
+                    group_size=group_size,
                     receives=(sent[link.receives],) if link.receives in sent else (),
                 )
             )
     program = Program(path=find_path("stock"), num_ranks=1, layers=tuple(range(LOOPS)), calls=tuple(calls))
-    timeline = simulate(program, machine)
+    timeline = simulate(program, machine, skew=skew)
     ends = [max(run.end_ps for run in timeline.kernels if run.layer == loop) for loop in range(LOOPS)]
     return (ends[-1] - ends[WARM_UP - 1]) / (LOOPS - WARM_UP) / PS_PER_US
 

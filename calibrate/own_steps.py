@@ -18,7 +18,7 @@ from k3sim.kernels.engine.weights import subset
 from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import SWITCHES, find_path
-from k3sim.sim.machine import load_machine, looped_back, standing_in
+from k3sim.sim.machine import Machine, load_machine, looped_back, standing_in
 from k3sim.sim.predict import Prediction, Question, predict
 from k3sim.sim.skew import Skew
 from k3sim.sim.timeline import PS_PER_US
@@ -33,16 +33,25 @@ def predict_measured(step: Mapping[str, Any]) -> Prediction:
 
     One GPU's are looped back, and nobody is late; several exchange over NVLink, a rank each or standing for all ranks.
     """
-    tp = int(step["layout"].removeprefix("tp").partition("ep")[0])
-    num_gpus, machine = step.get("gpus", 1), load_machine(PROFILES[step["machine"]])
+    num_gpus = step.get("gpus", 1)
     question = Question(
         architecture=subset(load_architecture(), step["layers"]),
-        layout=Layout(tp=tp),
+        layout=Layout(tp=_tp_of(step)),
         workload=Workload(concurrency=step["concurrency"], context=step["context"], kv_dtype=step["kv_dtype"]),
-        machine=looped_back(machine) if num_gpus == 1 else standing_in(machine, num_gpus, tp),
+        machine=machine_for(step, load_machine(PROFILES[step["machine"]])),
         skew=Skew.OFF if num_gpus == 1 else Skew.EXPECTED,
     )
     return predict(question, find_path(step["path"], with_switches=tuple(step["switches"]), kernel_set="own"))
+
+
+def machine_for(step: Mapping[str, Any], machine: Machine) -> Machine:
+    """``machine`` with the peers that the ranks of a measured step had."""
+    num_gpus = step.get("gpus", 1)
+    return looped_back(machine) if num_gpus == 1 else standing_in(machine, num_gpus, _tp_of(step))
+
+
+def _tp_of(step: Mapping[str, Any]) -> int:
+    return int(step["layout"].removeprefix("tp").partition("ep")[0])
 
 
 def measured_steps() -> list[dict[str, Any]]:
