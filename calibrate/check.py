@@ -23,10 +23,9 @@ from k3sim.calibrate.fit import READINGS, Case, Reader, Reading, Undetermined, c
 from k3sim.calibrate.link_fit import LINK_READINGS
 from k3sim.calibrate.samples import SampleFile, read_samples
 from k3sim.errors import UserError
-from k3sim.model import paths
 from k3sim.sim.intervals import draw_machines, interval_around
 from k3sim.sim.machine import Machine, load_machine, looped_back
-from k3sim.sim.predict import Question, predict
+from k3sim.sim.predict import predict
 
 DATA = Path(__file__).parent / "data"
 NUM_DRAWS = 20
@@ -103,7 +102,7 @@ def check(
         raise UserError(f"draws is {num_draws}; accepted: 2 or more")
     linked = list(draw_machines(machine, num_draws, seed))
     drawn = [looped_back(one) for one in linked]
-    makers = {
+    makers: dict[str, Callable[[], Iterator[Checked]]] = {
         "probe": lambda: chain(
             _probes(read_samples(shipped_samples(STORED)), READINGS, machine),
             _probes(own_links.link_samples(), LINK_READINGS, machine),
@@ -197,13 +196,11 @@ def _steps(machine: Machine, drawn: Sequence[Machine]) -> Iterator[Checked]:
     labelled += [(own_links.link_label(step), step) for step in own_links.measured_link_steps()]
     for label, step in labelled:
         reference = own_steps.predict_measured(step)
-        question, path = reference.question, reference.path
-
-        def step_us(profile: Machine, step: Any = step, question: Question = question, path: paths.Path = path) -> float:
-            return predict(replace(question, machine=own_steps.machine_for(step, profile)), path).step_us
-
-        predicted_us = step_us(machine)
-        low_us, high_us = interval_around(predicted_us, [step_us(one) for one in drawn])
+        predicted_us, *steps = (
+            predict(replace(reference.question, machine=own_steps.machine_for(step, one)), reference.path).step_us
+            for one in (machine, *drawn)
+        )
+        low_us, high_us = interval_around(predicted_us, steps)
         yield Checked(
             case=label,
             kind="step",

@@ -5,9 +5,9 @@ noise, and what the samples do not determine is said and left as it was. Only pr
 projections of the same file are what predictions are held against.
 
 The simulator lets a push leave through the egress port, arrive one way later, and be acted upon by a poller a further
-visibility later. One way is what the link adds to a store's way to a poller; half of what it adds to a load's round trip
-stands beside it. Visibility is the rest of a round between two GPUs whose blocks push and poll as those of an
-all-reduce do, but in step and in one launch: what comes with a launch and with ranks that are not in step is not in it.
+visibility later. One way is what the link adds to a store's way to a poller; half of what it adds to a load's round
+trip stands beside it. Visibility is the rest of a round between two GPUs whose blocks push and poll as those of an
+all-reduce do, but in step and in one launch: what comes with a launch and with ranks out of step is not in it.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ LINK_READINGS: tuple[Reading, ...] = (
     Reading(
         field="nvlink_one_way_s",
         digits=3,
-        note="A word or 16 bytes from a thread to one that polls its own memory on the peer, less the same within a GPU; "
-        "around: half of what the link adds to a load's round trip.",
+        note="A word or 16 bytes from a thread to one that polls its own memory on the peer, less the same within a "
+        "GPU; around: half of what the link adds to a load's round trip.",
         centre=_hops_less_local,
         around=_loads_less_local,
     ),

@@ -95,8 +95,8 @@ KERNEL link_ping(u32* mine, u32* theirs, u32* lat, int steps, int begins, int fo
   if (begins) for (int i = 0; i < steps; ++i) lat[i] = samples[i];
 }
 
-// Loads whose addresses follow from the load before (the region holds zeros), mean of a chain. What is waited for at the
-// end is the last load as it came: a value with bits known to the compiler lets it drop the test, and the chain with it.
+// Loads whose addresses follow from the load before (the region holds zeros), mean of a chain. What is waited for at
+// the end is the last load as it came: a value with bits that the compiler knows lets it drop the test and the chain.
 KERNEL link_chase(const u32* region, u32* lat, int steps, u32 lines, u32 seed) {
   if (threadIdx.x) return;
   u32 r = seed, v = 0;

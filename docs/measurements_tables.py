@@ -13,7 +13,15 @@ from typing import Any
 
 from k3sim.calibrate.decode import DecodeOptions, case_of, table_cases
 from k3sim.calibrate.own_kernels import cublas_rows, own_kernel_rows
+from k3sim.calibrate.own_links import (
+    LinkDifference,
+    link_differences,
+    link_kernel_rows,
+    link_samples,
+    link_step_rows,
+)
 from k3sim.calibrate.own_steps import StageRow, own_stage_rows, own_step_rows
+from k3sim.calibrate.samples import Sample
 from k3sim.calibrate.validate import Row, kernel_rows, layer_rows, skewed_routing_rows, step_rows
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.program import build_program
@@ -149,6 +157,110 @@ def stage_table(rows: list[StageRow]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def hand_overs() -> str:
+    """What was compared between GPUs, and what differed."""
+    checks = json.loads((DATA / "h200-hand-overs.json").read_text())["checks"]
+    lines = [
+        "| Operator | What runs | GPUs for ranks | Replays: close, skewed, late | Unequal | First run |",
+        "| --- | --- | --- | --- | ---: | --- |",
+    ]
+    for one in checks:
+        replays = ", ".join(f"{one['replays'][how]:,}" for how in ("close", "skewed", "late") if how in one["replays"])
+        first = f"{len(one['verdicts'])} comparisons with the reference" if one["verdicts"] else "between GPUs only"
+        unequal = sum(one["unequal"].values()) + one["between_gpus"]
+        verdict = "passed" if one["ok"] else "FAILED"
+        lines.append(
+            f"| `{one['operator']}` | {one['case']} | {one['gpus']} for {one['ranks']} | {replays} | {unequal} | "
+            f"{first}; {verdict} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _in_unit(sample: Sample, value: float) -> str:
+    """Microseconds, or GB/s."""
+    if sample.unit == "B/s":
+        return f"{value / 1e9:.1f} GB/s"
+    return f"{value:.2f} us" if sample.unit == "us" else f"{1e6 * value / link_clock_hz():.3f} us"
+
+
+def link_clock_hz() -> float:
+    (clock,) = link_samples().matching("clocks", "sm_clock")
+    return clock.value
+
+
+def link_probes() -> str:
+    """Every primitive of the link: median of both runs, deciles, repetitions."""
+    lines = ["| Probe | Case | Median | p10 to p90 | Repetitions | |", "| --- | --- | ---: | --- | ---: | --- |"]
+    for one in link_samples().samples:
+        if one.case not in ("clocks", "all_reduce", "projection"):
+            where = " ".join(f"{name}={value}" for name, value in one.parameters.items() if value is not False)
+            low, high = (
+                pick(value for run in one.runs if (value := getattr(run, name)) is not None)
+                for pick, name in ((min, "p10"), (max, "p90"))
+            )
+            said = one.instability and f"not used: {one.instability}"
+            if one.value == 0:
+                said = "not used: nothing was waited for"
+            lines.append(
+                f"| `{one.case}` {one.quantity} | {where} | {_in_unit(one, one.value)} | "
+                f"{_in_unit(one, low)} to {_in_unit(one, high)} | {sum(run.count for run in one.runs):,} | {said} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def all_reduces() -> str:
+    """The one-shot kernel beside NCCL, by size."""
+    found: dict[int, dict[tuple[str, int], Sample]] = {}
+    for one in link_samples().samples:
+        if one.case == "all_reduce":
+            have = one.parameters
+            found.setdefault(have["bytes"], {})[have["by"], have["ranks"]] = one
+    lines = [
+        "| Bytes | NCCL, 2 ranks us | One-shot, 2 ranks us | NCCL over it | One-shot, slots of 8 ranks us | Calls |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for size, by in sorted(found.items()):
+        nccl, own, eight = by["NCCL", 2], by["one-shot", 2], by["one-shot", 8]
+        lines.append(
+            f"| {size:,} | {nccl.value:.2f} | {own.value:.2f} | {nccl.value / own.value:.2f} | {eight.value:.2f} | "
+            f"{own.parameters['calls']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def projections() -> str:
+    """Output projection, exchange, residual, mix and norm, by what does it."""
+    found: dict[tuple[int, int, int], dict[str, float]] = {}
+    for one in link_samples().samples:
+        if one.case == "projection":
+            have = one.parameters
+            found.setdefault((-have["ranks"], -have["depth"], have["rows"]), {})[have["by"]] = one.value
+    lines = [
+        "| Ranks | K | Rows | Welded us | cuBLAS, NCCL, attn_res us | Over welded | cuBLAS, one-shot, attn_res us |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for (ranks, depth, rows), by in sorted(found.items()):
+        nccl = by["cuBLAS, NCCL, attn_res"]
+        lines.append(
+            f"| {-ranks} | {-depth} | {rows} | {by['welded']:.2f} | {nccl:.2f} | {nccl / by['welded']:.2f} | "
+            f"{by['stock']:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def difference_table(rows: list[LinkDifference]) -> str:
+    lines = [
+        "| Path | Exchanges a step | Measured us | Predicted us | Measured us an exchange | Predicted us an exchange |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [
+        f"| {row.path} | {row.num_exchanges} | {row.measured_us:+.1f} | {row.predicted_us:+.1f} | "
+        f"{row.measured_us / row.num_exchanges:+.2f} | {row.predicted_us / row.num_exchanges:+.2f} |"
+        for row in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def rewritten(page: str) -> str:
     """``page`` with what lies between each pair of markers replaced."""
     tables = {
@@ -164,6 +276,13 @@ def rewritten(page: str) -> str:
         "cublas": table(cublas_rows(), "us"),
         "own steps": table(own_step_rows(), "ms"),
         "own stages": stage_table(own_stage_rows()),
+        "hand-overs": hand_overs(),
+        "link probes": link_probes(),
+        "all-reduces": all_reduces(),
+        "projections": projections(),
+        "link kernels": table(link_kernel_rows(), "us"),
+        "link steps": table(link_step_rows(), "ms"),
+        "link differences": difference_table(link_differences()),
     }
     for name, text in tables.items():
         begin, end = f"<!-- {name}: written by docs/measurements_tables.py -->\n", f"<!-- {name}: end -->\n"

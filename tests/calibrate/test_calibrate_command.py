@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from k3sim.calibrate import calibration, own_steps, probes
+from k3sim.calibrate import calibration, own_links, own_steps, probes
 from k3sim.calibrate.check import Checked, check, summary
 from k3sim.calibrate.page import page
 from k3sim.cli import main
@@ -173,6 +173,7 @@ def test_a_check_prints_every_kind_and_writes_its_page(
 ) -> None:
     some = own_steps.measured_steps()[:1]
     monkeypatch.setattr(own_steps, "measured_steps", lambda: some)
+    monkeypatch.setattr(own_links, "measured_link_steps", list)
     assert run("calibrate", "--check", "--draws", "2", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     keys = ("case", "measured_us", "predicted_us", "error", "inside_interval", "used_in_fit")

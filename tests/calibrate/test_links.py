@@ -113,13 +113,36 @@ def test_the_profile_takes_the_links_and_keeps_all_else(tmp_path: Path) -> None:
 
 def test_what_is_missing_or_unstable_is_not_guessed(tmp_path: Path) -> None:
     document = planted()
-    document["cases"] = [one for one in document["cases"] if one["probe"] != "link_load"]
+    document["cases"] = [one for one in document["cases"] if one["probe"] != "link_hop"]
     found = fitted(tmp_path, document)
     assert {one.field for one in found.fitted} == {"nvlink_egress_bytes_per_s", "nvlink_ingress_bytes_per_s"}
-    assert found.undetermined["nvlink_one_way_s"] == "no sample of link_load over=link round_trip"
+    assert found.undetermined["nvlink_one_way_s"] == "no sample of link_hop form=word over=link one_way"
     assert found.undetermined["hbm_latency_s"] == "no probe of links reads it"
     noisy = planted(noise=0.2)
     assert "nvlink_egress_bytes_per_s" in fitted(tmp_path, noisy).undetermined
+
+
+def test_loads_stand_beside_one_way_unless_none_was_waited_for(tmp_path: Path) -> None:
+    def one_way(document: dict[str, Any]) -> Any:
+        return next(one for one in fitted(tmp_path, document).fitted if one.field == "nvlink_one_way_s")
+
+    document = planted()
+    assert [case.label for case in one_way(document).cases if not case.central] == [
+        "link_load round_trip over the link less in l2, halved"
+    ]
+    for case in document["cases"]:
+        if case["probe"] == "link_load":
+            case["readings"]["round_trip"] |= {"runs": [[0.0, 0.0, 0.0, 2]] * 2, "samples": [[0.0, 0.0]] * 2}
+    without = one_way(document)
+    assert all(case.central for case in without.cases)
+    assert without.value == pytest.approx(ONE_WAY_S, rel=0.01)
+
+
+def test_rounds_that_fill_the_port_do_not_speak_of_visibility(tmp_path: Path) -> None:
+    (found,) = (one for one in fitted(tmp_path, planted()).fitted if one.field == "nvlink_visibility_s")
+    labels = " ".join(case.label for case in found.cases)
+    assert "blocks=32 threads=128 slots=1 " in labels  # 0.18 us of 1.5
+    assert "blocks=32 threads=128 slots=7 " not in labels  # 1.3 us of 2.6
 
 
 def test_samples_of_something_else_are_refused_in_one_line(
