@@ -128,6 +128,7 @@ def decode_parts() -> str:
             stages = ", ".join(f"{row['stage']} {row['us']:,.0f}" for row in most)
             lines.append(f"| {part.word} | {us:,.1f} | {100 * us / total:.1f} % | {stages} |")
     lines.append(f"| step, profiled | {total:,.1f} | | |")
+    return "\n".join(lines) + "\n"
 
 
 def stage_table(rows: list[StageRow]) -> str:
