@@ -126,11 +126,11 @@ def options_of(command: str, *, later: bool = False) -> dict[str, Any]:
             raise UserError(f"unknown option {word!r} in {command!r}; accepted: {accepted}")
         value = next(rest, None)
         if value is None:
-            raise UserError(f"option {word} of {command!r} has no value")
+            raise UserError(f"option {word} of {command!r} has no value; accepted: one after each option")
         if name in REPEATED:
             found.setdefault(name, []).append(value)
         elif name in found:
-            raise UserError(f"option {word} stands twice in {command!r}; give it once")
+            raise UserError(f"option {word} stands twice in {command!r}; accepted: once")
         elif name in LATER and not later and not workload_has(name):
             raise UserError(f"option {word} of {command!r} is not there yet: no speculation is modelled")
         else:
