@@ -26,7 +26,8 @@ def step(**changes: Any) -> dict[str, Any]:
     """A record as a user would write it."""
     record: dict[str, Any] = {
         "id": "mine", "kind": "step", "title": "t", "source": "https://example.org", "date": "2026-10",
-        "hardware": "gb300", "num_gpus": 8, "layout": "TP8", "engine": "e", "flags": "f", "workload": "w", "value": 8.0, "unit": "ms",
+        "hardware": "gb300", "num_gpus": 8, "layout": "TP8", "engine": "e", "flags": "f", "workload": "w",
+        "value": 8.0, "unit": "ms",
         "unknown": "u", "command": "k3sim timeline --tp 8 --path stock",
     }  # fmt: skip
     return {**record, **changes}
