@@ -22,10 +22,11 @@ import re
 import statistics
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from k3sim.calibrate.kernel_fit import KernelFit, Parameters, Shape, fit_kernels
 from k3sim.calibrate.own_kernels import Link, bf16, chain_us
 from k3sim.errors import UserError
 from k3sim.sim.machine import Machine
@@ -150,7 +151,10 @@ def _gemm(cells: dict[str, str]) -> Chain | str:
     rows, outputs, depth = shape
     if rows > MAX_ROWS:
         return f"more than {MAX_ROWS} rows"
-    link = Link(operator="cublas.gemm", weights=(bf16(outputs, depth),), shape={"rows": rows}, launch="graph",
+    # cuBLASLt launches its Blackwell kernels as programmatic dependents that wait inside (xiaguan/kern-k3-pp-prefill
+    # notes/d-mlp.md, 2026-10).
+    launch = "graph" if _machine(cells["hardware"]) == "h200" else "pdl"
+    link = Link(operator="cublas.gemm", weights=(bf16(outputs, depth),), shape={"rows": rows}, launch=launch,
                 trigger="end")  # fmt: skip
     return (link,), 6 if "6 different weight copies" in cells["condition"] else None
 
@@ -212,6 +216,7 @@ def _experts(cells: dict[str, str]) -> Chain | str:
         Link(operator="unfused.quantise", shape={"rows": rows, "width": LATENT}, launch="graph", trigger="end"),
         Link(operator="unfused.routing", shape={"rows": rows, "experts": EXPERTS}, **one),
         Link(operator="unfused.permutation", shape={"rows": rows, "experts": EXPERTS}, **one),
+        Link(operator="unfused.permutation", shape={"rows": rows, "experts": EXPERTS}, **one),
         Link(operator="expert_gemv.gemm1", weights=(w13,), shape={**counts, "width": width}, **one),
         Link(operator="expert_gemv.gemm2", weights=(w2,), shape={**counts, "latent": LATENT}, **one),
         Link(operator="unfused.elementwise", shape={"rows": rows * TOP_K, "width": LATENT}, **one),
@@ -265,6 +270,57 @@ READERS: Sequence[tuple[str, str, Callable[[dict[str, str]], Chain | str]]] = (
     ("MLA", r"^MLA decode", _mla),
     ("lift", r"^mla_gen_(pre|post) (sglang|vllm)_torch_bmm", _lift),
 )
+
+
+# -- fitting ----------------------------------------------------------------------------------------------------------
+
+#: Values that tables fix, the range within which each is looked for, and the group of rows that fixes it. Each group is
+#: fitted apart. Primitives that probes have read on the same GPU are not looked for again.
+FITTED: Sequence[tuple[Parameters, str]] = (({"tensor_core_setup_s": (1e-8, 5e-6)}, "cuBLAS"),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFit:
+    """What the rows that are not held out say of one machine, and the errors of both halves with those values."""
+
+    machine: str
+    fits: tuple[KernelFit, ...]
+    errors: tuple[tuple[str, bool, Errors], ...]  # group, held out, errors; the last two are of all groups
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON; docs/json.md describes it."""
+        return {
+            "machine": self.machine,
+            "found": [{**one.__dict__, "profile_value_inside": one.profile_value_inside}
+                      for fit in self.fits for one in fit.found],
+            "errors": [{"group": group, "held_out": held_out, **errors.__dict__} for group, held_out, errors in self.errors],
+        }  # fmt: skip
+
+
+def fit_tables(machine: Machine, rows: Sequence[TableRow]) -> TableFit:
+    """Fit FITTED to the rows of ``machine`` that are not held out. Raises UserError where there are none. Needs scipy."""
+    mine = [row for row in rows if row.machine == machine.name]
+    fits = []
+    values: dict[str, Any] = {}
+    for parameters, group in FITTED:
+        shapes = [
+            Shape(case=f"{row.op} {row.shape}", measured_us=row.measured_us, links=row.links, copies=row.copies)
+            for row in mine
+            if row.group == group and not row.held_out and not row.one_a_replay
+        ]
+        if len(shapes) < len(parameters):
+            raise UserError(f"no {group} rows of {machine.name} in the tables; accepted: a table that has some")
+        fit = fit_kernels(machine, shapes, parameters, leave_out=False)
+        fits.append(fit)
+        values |= {one.field: one.value for one in fit.found if one.determined}
+    fitted = replace(machine, **values)
+    errors = []
+    for group in (*dict.fromkeys(name for name, _, _ in READERS), ""):
+        for held_out in (False, True):
+            chosen = [row for row in mine if row.held_out == held_out and group in ("", row.group)]
+            if chosen:
+                errors.append((group or "all", held_out, errors_of(chosen, fitted)))
+    return TableFit(machine=machine.name, fits=tuple(fits), errors=tuple(errors))
 
 
 # -- judging ----------------------------------------------------------------------------------------------------------

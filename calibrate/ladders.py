@@ -26,7 +26,7 @@ PARTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "kda-decode": (SIZE, ("kda.f_b", "kda.decode", "kda.conv", "kda.recurrent", "kda.gated_norm")),
     "gemv": (SIZE, ("kda.in_proj", "dense.")),
     "mla": (SIZE, ("mla.",)),
-    "experts": (SIZE, ("moe.experts", "moe.permutation", "moe.routing", "moe.quantise")),
+    "experts": (SIZE, ("moe.experts", "moe.permutation", "moe.indices", "moe.routing", "moe.quantise")),
     "shared-experts": (SIZE, ("moe.shared",)),
     "o-proj": (WELD, ("kda.", "mla.", "attn_res.ffn")),
     "tail": (WELD, ("attn_res.mixer", "attn_res.snapshots", "moe.", "dense.", "embed.", "head.")),

@@ -155,6 +155,8 @@ def _grouped_experts(*, on: tuple[str, ...] = (), off: tuple[str, ...] = (), min
              **PUBLIC, **bounds),
         _row("moe.permutation", "unfused.permutation", {"rows": "rows", "experts": "experts"}, launch="pdl",
              on=on, off=off, **bounds),
+        _row("moe.indices", "unfused.permutation", {"rows": "rows", "experts": "experts"}, launch="pdl",
+             on=on, off=off, **bounds),
         _row("moe.experts_1", "expert_gemv.gemm1", {**EXPERTS, "width": "expert_width"},
              weights=("moe.expert_w13",), launch="pdl", on=on, off=off, **bounds),
         _row("moe.experts_2", "expert_gemv.gemm2", {**EXPERTS, "latent": "latent"}, weights=("moe.expert_w2",),

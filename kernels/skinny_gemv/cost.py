@@ -42,7 +42,7 @@ def _flops(weights: Sequence[Weight], rows: int) -> float:
 def _tensor_core(weights: Sequence[Weight], rows: int, *, early: bool, sent_bytes_per_peer: int) -> Work:
     """64-output tiles, split over K until about 128 blocks run; the last block of a tile sums the parts."""
     num_tiles = sum(-(-one.num_outputs // 64) for one in weights)
-    split = max(1, min(128 // num_tiles, weights[0].depth // 512))
+    split = max(1, min(128 // num_tiles, weights[0].depth // 1024))
     passes = Pass(
         num_dependent_loads=1 + (2 if split > 1 else 0),
         input_bytes_per_block=rows * weights[0].depth * BF16_BYTES // split,
@@ -51,6 +51,9 @@ def _tensor_core(weights: Sequence[Weight], rows: int, *, early: bool, sent_byte
         unit=Unit.BF16,
         num_tensor_core_setups=1,
         num_block_reductions=1 if split > 1 else 0,
+        # The parts of a tile meet over a cluster before and after they are added up.
+        barrier=Barrier.CLUSTER if split > 1 else Barrier.NONE,
+        num_barriers=2 if split > 1 else 0,
     )
     return Work(
         num_blocks=num_tiles * split,
