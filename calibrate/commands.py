@@ -16,6 +16,7 @@ from k3sim.errors import UserError
 from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import KV_DTYPE_BYTES, Layout, Workload, check_fits, check_layout, check_workload
 from k3sim.model.paths import Path, find_path
+from k3sim.model.routing import REAL_TEXT_SKEW
 from k3sim.sim.machine import load_machine
 from k3sim.sim.predict import Question
 
@@ -32,7 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "concurrency": 1,
     "context": 8192,
     "kv-dtype": "fp8",
-    "routing-skew": 0.0,
+    "routing-skew": REAL_TEXT_SKEW,
 }
 REPEATED = ("with", "without")
 #: Options that exist once the workload has a field of that name; scenarios may use them before.

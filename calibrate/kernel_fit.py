@@ -63,7 +63,6 @@ class Shape:
     case: str
     measured_us: float
     links: tuple[Link, ...]
-    copies: int | None = None  # sets of weights in rotation; None: each round reads its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +146,7 @@ class _Problem:
 
     def log_ratio(self, shape: Shape, values: Mapping[str, float]) -> float:
         changed: dict[str, Any] = dict(values)
-        predicted_us = chain_us(shape.links, looped_back(replace(self.machine, **changed)), copies=shape.copies)
+        predicted_us = chain_us(shape.links, looped_back(replace(self.machine, **changed)))
         return math.log(predicted_us / shape.measured_us)
 
     def residuals(self, values: Mapping[str, float]) -> list[float]:

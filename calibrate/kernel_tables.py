@@ -1,4 +1,4 @@
-"""Public kernel tables: what they say of a Blackwell profile, and how far it is off on rows that nothing was taken from.
+"""Public kernel tables: what they say of a Blackwell profile, and how far it is off on rows that were set aside.
 
 A table is a CSV file, plain or gzipped, with the columns of ``COLUMNS``; one row is one kernel and one shape. Rows that
 the simulator has a cost for are turned into chains, the others are counted by the reason why not. Tables are read from
@@ -10,14 +10,15 @@ shape, from whichever library, fall on the same side.
 
 Traps, and what is done about them. Values of *one kernel a graph replay* hold the launch of the graph: the host's time
 for it is added to the prediction, and such rows are never fitted. *Few copies of the weights* in rotation stay in L2
-where they are small: the chain rotates over as many copies. *Eager* timings measure the host and are left out, and so
-are collectives, whose counterpart is priced from primitives.
+where they are small, and the model prices them cold: such rows are judged, and never fitted. *Eager* timings measure
+the host and are left out, and so are collectives, whose counterpart is priced from primitives.
 """
 
 from __future__ import annotations
 
 import csv
 import gzip
+import json
 import re
 import statistics
 import zlib
@@ -29,7 +30,7 @@ from typing import Any
 from k3sim.calibrate.kernel_fit import KernelFit, Parameters, Shape, fit_kernels
 from k3sim.calibrate.own_kernels import Link, bf16, chain_us
 from k3sim.errors import UserError
-from k3sim.sim.machine import Machine
+from k3sim.sim.machine import Machine, profile_path
 
 COLUMNS = ("hardware", "op", "shape", "dtype", "condition", "time_us", "notes", "source_url")
 MAX_ROWS = 16  # rows of a batch: decode at low concurrency
@@ -54,8 +55,13 @@ class TableRow:
         """Whether the rule sets this row aside: it is judged, and nothing is taken from it."""
         return zlib.crc32(f"{self.machine}|{self.op}|{self.shape}".encode()) % 3 == 0
 
+    def stays_in_l2(self, machine: Machine) -> bool:
+        """Whether all copies of the weights fit into L2, so that none is read from memory after the first round."""
+        weights = sum(num_bytes for link in self.links for _, _, num_bytes in link.weights)
+        return self.copies is not None and self.copies * weights <= machine.l2_capacity_bytes
+
     def predicted_us(self, machine: Machine) -> float:
-        chain = chain_us(self.links, machine, copies=self.copies)
+        chain = chain_us(self.links, machine)
         return chain + (machine.host_graph_launch_s * 1e6 if self.one_a_replay else 0.0)
 
 
@@ -293,20 +299,21 @@ class TableFit:
             "machine": self.machine,
             "found": [{**one.__dict__, "profile_value_inside": one.profile_value_inside}
                       for fit in self.fits for one in fit.found],
-            "errors": [{"group": group, "held_out": held_out, **errors.__dict__} for group, held_out, errors in self.errors],
+            "errors": [{"group": group, "held_out": held_out, **errors.__dict__}
+                       for group, held_out, errors in self.errors],
         }  # fmt: skip
 
 
 def fit_tables(machine: Machine, rows: Sequence[TableRow]) -> TableFit:
-    """Fit FITTED to the rows of ``machine`` that are not held out. Raises UserError where there are none. Needs scipy."""
+    """Fit FITTED to cold rows of ``machine`` that are not held out. Raises UserError where there are none."""
     mine = [row for row in rows if row.machine == machine.name]
     fits = []
     values: dict[str, Any] = {}
     for parameters, group in FITTED:
         shapes = [
-            Shape(case=f"{row.op} {row.shape}", measured_us=row.measured_us, links=row.links, copies=row.copies)
+            Shape(case=f"{row.op} {row.shape}", measured_us=row.measured_us, links=row.links)
             for row in mine
-            if row.group == group and not row.held_out and not row.one_a_replay
+            if row.group == group and not (row.held_out or row.one_a_replay or row.stays_in_l2(machine))
         ]
         if len(shapes) < len(parameters):
             raise UserError(f"no {group} rows of {machine.name} in the tables; accepted: a table that has some")
@@ -321,6 +328,25 @@ def fit_tables(machine: Machine, rows: Sequence[TableRow]) -> TableFit:
             if chosen:
                 errors.append((group or "all", held_out, errors_of(chosen, fitted)))
     return TableFit(machine=machine.name, fits=tuple(fits), errors=tuple(errors))
+
+
+def profile_of(found: TableFit, name: str, source: str) -> dict[str, Any]:
+    """The base profile with the values that were determined; ``source`` says which tables they are from."""
+    document: dict[str, Any] = json.loads(profile_path(found.machine).read_text(encoding="utf-8"))
+    document["name"] = name
+    for fit in found.fits:
+        for one in fit.found:
+            if one.determined and one.low is not None and one.high is not None:
+                document["values"][one.field] |= {
+                    "value": _digits(one.value), "kind": "fitted", "source": source, "low": _digits(one.low),
+                    "high": _digits(one.high), "note": f"k3sim calibrate --tables: {len(fit.residuals)} rows; interval "
+                    "by profile likelihood.",
+                }  # fmt: skip
+    return document
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 # -- judging ----------------------------------------------------------------------------------------------------------

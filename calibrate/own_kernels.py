@@ -141,27 +141,17 @@ CHAINS: dict[tuple[str, str], tuple[Link, ...]] = {
 }  # fmt: skip
 
 
-def chain_us(links: Sequence[Link], machine: Machine, *, copies: int | None = None) -> float:
-    """Time of one round of ``links`` in a long graph in which every round reads its own weights (cold L2).
-
-    ``copies``: so many sets of weights are read in turn instead, and small ones stay in L2.
-    """
+def chain_us(links: Sequence[Link], machine: Machine) -> float:
+    """Time of one round of ``links`` in a long graph in which every round reads its own weights (cold L2)."""
     calls: list[Call] = []
-    warm_up = max(WARM_UP, copies or 0)
-    loops = LOOPS + warm_up - WARM_UP
-    for loop in range(loops):
+    for loop in range(LOOPS):
         sent: dict[str, int] = {}
         for position, link in enumerate(links):
             index = len(calls)
             if link.sends:
                 sent[link.sends] = index
             weights = tuple(
-                Weight(
-                    region=f"{loop % copies if copies else loop}/{position}/{number}",
-                    num_outputs=outputs,
-                    depth=depth,
-                    num_bytes=num_bytes,
-                )
+                Weight(region=f"{loop}/{position}/{number}", num_outputs=outputs, depth=depth, num_bytes=num_bytes)
                 for number, (outputs, depth, num_bytes) in enumerate(link.weights)
             )
             calls.append(
@@ -183,10 +173,10 @@ def chain_us(links: Sequence[Link], machine: Machine, *, copies: int | None = No
                     receives=(sent[link.receives],) if link.receives in sent else (),
                 )
             )
-    program = Program(path=find_path("stock"), num_ranks=1, layers=tuple(range(loops)), calls=tuple(calls))
+    program = Program(path=find_path("stock"), num_ranks=1, layers=tuple(range(LOOPS)), calls=tuple(calls))
     timeline = simulate(program, machine)
-    ends = [max(run.end_ps for run in timeline.kernels if run.layer == loop) for loop in range(loops)]
-    return (ends[-1] - ends[warm_up - 1]) / (loops - warm_up) / PS_PER_US
+    ends = [max(run.end_ps for run in timeline.kernels if run.layer == loop) for loop in range(LOOPS)]
+    return (ends[-1] - ends[WARM_UP - 1]) / (LOOPS - WARM_UP) / PS_PER_US
 
 
 @cache

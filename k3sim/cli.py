@@ -54,7 +54,7 @@ SHARED_OPTIONS: dict[str, Any] = {
             help="Simulate all ranks with sampled skew, or none; by default one rank with the expected skew.",
         ),
     ],
-    "routing_skew": Annotated[float, typer.Option(help="Popularity exponent of the experts: 0 is uniform.")],
+    "routing_skew": Annotated[float, typer.Option(help="Popularity exponent of the experts: 0 uniform, 0.784 real text.")],
     "pad_experts": Annotated[
         bool | None,
         typer.Option("--pad-experts/--no-pad-experts", help="Pad expert slices to 128; by default as the path does."),
@@ -442,11 +442,17 @@ def calibrate(
     check: Annotated[
         bool, typer.Option("--check", help="Every stored measurement beside its prediction, instead of a fit.")
     ] = False,
-    machine: Annotated[str, typer.Option(help="Profile that --check predicts with: a name or a JSON file.")] = "h200",
+    machine: Annotated[
+        str, typer.Option(help="Profile of --check (a name or a JSON file) or of --tables (a name).")
+    ] = "h200",
     draws: Annotated[int, typer.Option(help="Machines that --check draws for its intervals.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of bootstrap and draws.")] = 0,
     samples_out: Annotated[
         str | None, typer.Option(help="File for what is measured here; by default <gpu>-primitives.json.")
+    ] = None,
+    tables: Annotated[
+        list[str] | None,
+        typer.Option("--tables", help="Instead: fit --machine to public kernel tables in CSV (repeatable)."),
     ] = None,
     quick: Annotated[bool, typer.Option(help="A tenth of the replays, to see that all probes run.")] = False,
     out: Out = "k3sim-out",
@@ -467,6 +473,11 @@ def calibrate(
     from k3sim.tables import print_calibration, print_check, progress_line
 
     document: dict[str, Any]
+    if tables:
+        if check or samples is not None:
+            raise UserError("--tables fits public tables: give it without --check and --from")
+        _calibrate_from_tables(tables, machine, machine_out, json_output)
+        return
     if check:
         if samples is not None or machine_out is not None:
             raise UserError("--check fits nothing: give it --machine, or --from and --machine-out without it")
@@ -495,6 +506,36 @@ def calibrate(
         print_check(document)
     else:
         print_calibration(document)
+
+
+def _calibrate_from_tables(tables: Sequence[str], machine: str, machine_out: str | None, json_output: bool) -> None:
+    from pathlib import Path
+
+    from k3sim.calibrate.fit import profile_text, require_scipy
+    from k3sim.calibrate.kernel_tables import fit_tables, profile_of, read_tables
+    from k3sim.report import SCHEMA_VERSION, dump_json
+    from k3sim.sim.machine import load_machine, machine_names, machine_of
+    from k3sim.sim.whole_file import write_whole_file
+    from k3sim.tables import print_table_fit
+
+    require_scipy()
+    if machine not in machine_names():
+        raise UserError(f"machine is {machine!r}; accepted with --tables: {', '.join(machine_names())}")
+    target = Path(machine_out) if machine_out else None
+    if target is not None and target.suffix.lower() != ".json":
+        raise UserError(f"machine-out is {machine_out!r}; accepted: a path that ends in .json")
+    rows, skipped = read_tables([Path(one) for one in tables], [machine])
+    found = fit_tables(load_machine(machine), rows)
+    if target is not None:
+        profile = profile_of(found, target.stem, ", ".join(Path(one).name for one in tables))
+        machine_of(profile, "the profile fitted from tables")
+        write_whole_file(target, profile_text(profile).encode())
+    document = {"schema_version": SCHEMA_VERSION, **found.to_dict(), "skipped": skipped,
+                "profile": str(target) if target else None}  # fmt: skip
+    if json_output:
+        sys.stdout.write(dump_json(document))
+    else:
+        print_table_fit(document)
 
 
 kernels_app = typer.Typer(

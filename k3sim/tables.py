@@ -425,6 +425,35 @@ def print_calibration(document: Mapping[str, Any]) -> None:
     _print_files(console, {**files, **document["files"]})
 
 
+def print_table_fit(document: Mapping[str, Any]) -> None:
+    """Values fitted from public tables, and the errors of fitted and held-out rows by group."""
+    console = _console()
+    values = _table("field", "value", "low", "high", "before", "verdict")
+    for one in document["found"]:
+        values.add_row(
+            one["field"],
+            *("" if one[key] is None else f"{one[key]:.3g}" for key in ("value", "low", "high", "profile_value")),
+            one["reason"] or "determined",
+        )
+    console.print(values)
+    console.print()
+    errors = _table("rows of", "held out", "rows", "median error", "95th percentile", "mean")
+    for one in document["errors"]:
+        errors.add_row(
+            one["group"],
+            "yes" if one["held_out"] else "no",
+            str(one["rows"]),
+            f"{100 * one['median']:.1f} %",
+            f"{100 * one['p95']:.1f} %",
+            f"{100 * one['mean_signed']:+.1f} %",
+        )
+    console.print(errors)
+    for reason, count in document["skipped"].items():
+        console.print(f"{count} rows left out: {reason}", markup=False)
+    if document["profile"]:
+        console.print(f"wrote {document['profile']}", markup=False)
+
+
 def print_check(document: Mapping[str, Any]) -> None:
     """Kernels and steps with interval and error, then the totals. Probes are in the JSON and on the page."""
     console = _console(width=150)

@@ -139,8 +139,11 @@ DENSE_ROWS = (
     _row("dense.down", "proj_allreduce.produce", ROWS, weights=("dense.down",), on=(WELD,), sends="residual", **EARLY),
 )
 
-# The public one-launch expert kernels are built for up to eight rows (k3opt: MOEBLOCK and moe8).
-BLOCK_ROWS = 8
+# The public one-launch expert kernels are built for up to eight rows (k3opt: MOEBLOCK and moe8). One row is selected
+# inside the launch; from two on, a launch in front of it selects and the tensor-core kernel follows (k3opt README: "the
+# block kernel then runs in routing-only mode").
+BLOCK_ROWS, SELECT_INSIDE_ROWS = 8, 1
+SELECT_BEFORE: dict[str, Any] = {"min_rows": SELECT_INSIDE_ROWS + 1, "max_rows": BLOCK_ROWS}
 
 
 def _grouped_experts(*, on: tuple[str, ...] = (), off: tuple[str, ...] = (), min_rows: int = 1) -> tuple[Row, ...]:
@@ -187,11 +190,19 @@ MOE_ROWS = (
     # Selection and quantisation as separate kernels, and the grouped launches of the experts.
     *_grouped_experts(off=(SIZE,)),
     *_grouped_experts(on=(SIZE,), min_rows=BLOCK_ROWS + 1),
-    # Selection, both expert matrices and the weighted sum in one persistent launch.
+    # Selection, both expert matrices and the weighted sum in one persistent launch, or the selection in one before it.
     _row("moe.experts", "expert_gemv.block", SELECT_EXPERTS, weights=("moe.expert_w13", "moe.expert_w2"),
-         on=(SIZE,), off=(ROUTE,), max_rows=BLOCK_ROWS, launch="pdl", after=("moe.latent_down",)),
+         on=(SIZE,), off=(ROUTE,), max_rows=SELECT_INSIDE_ROWS, launch="pdl", after=("moe.latent_down",)),
     _row("moe.experts", "expert_gemv.block", SELECT_EXPERTS, weights=("moe.expert_w13", "moe.expert_w2"),
-         on=(SIZE, ROUTE), max_rows=BLOCK_ROWS, receives=("route",), launch="pdl", trigger="stream"),
+         on=(SIZE, ROUTE), max_rows=SELECT_INSIDE_ROWS, receives=("route",), launch="pdl", trigger="stream"),
+    _row("moe.routing", "unfused.routing", {"rows": "rows", "experts": "experts"}, launch="pdl", on=(SIZE,),
+         off=(ROUTE,), **SELECT_BEFORE),
+    _row("moe.quantise", "unfused.quantise", {"rows": "rows", "width": "latent"}, after=("moe.latent_down",),
+         on=(SIZE,), off=(ROUTE,), **SELECT_BEFORE),
+    _row("moe.routing", "router_topk.gather_select", SELECT, receives=("route",), on=(SIZE, ROUTE), **PUBLIC,
+         **SELECT_BEFORE),
+    _row("moe.experts", "expert_gemv.block", {**SELECT_EXPERTS, "selects": 0},
+         weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE,), launch="pdl", trigger="stream", **SELECT_BEFORE),
     _row("prefetch.next", "l2_prefetch.bulk", {"budget_bytes": 48 << 20}, weights=("moe.latent_up_shard", "next layer"),
          on=(FETCH,), stream="prefetch", after=("moe.experts", "moe.experts_2")),
     # Tail: sum over experts and ranks, latent norm, sharded up-projection, gather.

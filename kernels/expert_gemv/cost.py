@@ -19,11 +19,11 @@ TILE_OUTPUTS = 128
 BITS_PER_WEIGHT = 4.25
 TASK_TILE_OUTPUTS = 32
 # Ring of the public grouped launches, from the slope of their public timings over rows (AIConfigurator tables 2026-08,
-# GB300 and GB200): 6.5 TB/s where an expert is whole. A block fills it for one tile at a time, so that the short rows of
-# a sliced second matrix leave it half empty: 4.8 TB/s at 256 of depth.
+# GB300 and GB200): 6.5 TB/s where an expert is whole. A block fills it for one tile at a time, so that the short rows
+# of a sliced second matrix leave it half empty: 4.8 TB/s at 256 of depth.
 PUBLIC_BYTES_IN_FLIGHT = 48 * 1024
 # In series before the first product of a block-scaled MMA: scales of the weights and of the rows, each through shared
-# memory into tensor memory, and the pipeline's fill; a bf16 product has the last alone. The fixed part of the same tables.
+# memory into tensor memory, and the pipeline's fill; a bf16 product has the last alone. From the same tables.
 BLOCK_SCALED_SETUPS = 3
 OWN_DOWN_BLOCKS = 112
 OWN_RING_BYTES = 7 * 30_464

@@ -100,7 +100,7 @@ def _public(
         num_barriers=1 if splits > 1 else 0,
     )
     merge = Pass(
-        num_blocks=rows * heads,
+        num_blocks=min(rows * heads, rows * splits),
         num_dependent_loads=2,
         input_bytes_per_block=splits * 4 * kv_lora_rank,
         num_block_reductions=PUBLIC_MERGE_REDUCTIONS,

@@ -23,6 +23,9 @@ from k3sim.model.program import Weight
 
 BF16_BYTES = 2
 MAX_CUDA_CORE_ROWS = 2  # from three rows on the tensor-core form is level or ahead (TokenSpeed's table, GB300)
+# A small matrix stays there for more rows, as long as its slots take no longer than a tensor core's fixed cost: 1152 x
+# 1536 at three to eight rows on GB200 (2.10 to 2.72 us, same table).
+MAX_CUDA_CORE_SLOTS = 52e6
 SLOTS_PER_WEIGHT = 1.0
 SLOTS_PER_WEIGHT_AND_ROW = 3.5
 RING_BYTES = 32 * 1024  # two blocks an SM: 64 KiB in flight, 95 % of HBM on Blackwell; more only costs co-residency
@@ -37,6 +40,10 @@ def _flops(weights: Sequence[Weight], rows: int) -> float:
     # In flops of the FMA pipe, two a slot.
     slots = SLOTS_PER_WEIGHT + SLOTS_PER_WEIGHT_AND_ROW * rows
     return sum(2.0 * slots * one.num_outputs * one.depth for one in weights)
+
+
+def _on_cuda_cores(weights: Sequence[Weight], rows: int) -> bool:
+    return rows <= MAX_CUDA_CORE_ROWS or _flops(weights, rows) <= 2.0 * MAX_CUDA_CORE_SLOTS
 
 
 def _tensor_core(weights: Sequence[Weight], rows: int, *, early: bool, sent_bytes_per_peer: int) -> Work:
@@ -68,7 +75,7 @@ def _tensor_core(weights: Sequence[Weight], rows: int, *, early: bool, sent_byte
 
 def column_pair(weights: Sequence[Weight], *, rows: int) -> Work:
     """The public form: ``[rows, K] x [N, K]`` for each weight, outputs in bf16, weights read after the wait."""
-    if rows > MAX_CUDA_CORE_ROWS:
+    if not _on_cuda_cores(weights, rows):
         return _tensor_core(weights, rows, early=False, sent_bytes_per_peer=0)
     return Work(
         num_blocks=sum(-(-one.num_outputs // 2) for one in weights),
@@ -90,7 +97,7 @@ def column_pair(weights: Sequence[Weight], *, rows: int) -> Work:
 
 def ring(weights: Sequence[Weight], *, rows: int, sent_bytes_per_peer: int = 0) -> Work:
     """The size-matched form; ``sent_bytes_per_peer`` is what its epilogue pushes to each peer."""
-    if rows > MAX_CUDA_CORE_ROWS:
+    if not _on_cuda_cores(weights, rows):
         return _tensor_core(weights, rows, early=True, sent_bytes_per_peer=sent_bytes_per_peer)
     num_outputs = sum(one.num_outputs for one in weights)
     outputs_per_block = 8 if num_outputs >= 8 * SPLIT_TARGET_BLOCKS else 4
