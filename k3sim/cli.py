@@ -54,7 +54,9 @@ SHARED_OPTIONS: dict[str, Any] = {
             help="Simulate all ranks with sampled skew, or none; by default one rank with the expected skew.",
         ),
     ],
-    "routing_skew": Annotated[float, typer.Option(help="Popularity exponent of the experts: 0 uniform, 0.784 real text.")],
+    "routing_skew": Annotated[
+        float, typer.Option(help="Popularity exponent of the experts: 0 is uniform, 0.784 real text.")
+    ],
     "pad_experts": Annotated[
         bool | None,
         typer.Option("--pad-experts/--no-pad-experts", help="Pad expert slices to 128; by default as the path does."),
