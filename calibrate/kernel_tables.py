@@ -172,7 +172,7 @@ def _gemv(cells: dict[str, str]) -> Chain | str:
     rows, outputs, depth = shape
     if rows > MAX_ROWS:
         return f"more than {MAX_ROWS} rows"
-    link = Link(operator="skinny_gemv.column_pair", weights=(bf16(outputs, depth),), shape={"rows": rows},
+    link = Link(operator="skinny_gemv.low_latency", weights=(bf16(outputs, depth),), shape={"rows": rows},
                 trigger="stream")  # fmt: skip
     return (link,), 8
 

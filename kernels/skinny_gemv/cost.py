@@ -5,7 +5,8 @@ straight to registers, nothing is loaded before the dependency wait (vllm-projec
 ``ring`` keeps a shared-memory ring per block that is filled before the dependency wait, and splits K over a
 cluster where the outputs alone cannot occupy the chip.
 
-Beyond ``MAX_CUDA_CORE_ROWS`` rows fp32 FMAs cost more than the stream, and both use tensor cores.
+Beyond ``MAX_CUDA_CORE_ROWS`` rows fp32 FMAs cost more than the stream: ``ring`` uses tensor cores, ``column_pair`` leaves
+the product to cuBLAS.
 
 Issue cost on CUDA cores: a conversion a weight, and for each row an FMA and a share of loading and converting the
 activation, 3.5 slots in all. The count reproduces the public cold timings of 2880 x 7168 on GB200 at one to four
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from k3sim.kernels.cublas.cost import gemm as cublas_gemm
 from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS, Epilogue, GemvConfiguration, measured_tilings, rule_tiling
 from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
@@ -74,9 +76,14 @@ def _tensor_core(weights: Sequence[Weight], rows: int, *, early: bool, sent_byte
 
 
 def column_pair(weights: Sequence[Weight], *, rows: int) -> Work:
-    """The public form: ``[rows, K] x [N, K]`` for each weight, outputs in bf16, weights read after the wait."""
+    """The public form: ``[rows, K] x [N, K]``, outputs in bf16, weights read after the wait.
+
+    A public engine's table of such kernels ends where cuBLAS is level: from three rows on its products are cuBLAS's,
+    split over K with a launch that adds up (k3opt README: "cuBLAS split-K + reduce" at 3 to 16 rows; vLLM's table
+    keeps an entry that beats cuBLAS by 5 %).
+    """
     if not _on_cuda_cores(weights, rows):
-        return _tensor_core(weights, rows, early=False, sent_bytes_per_peer=0)
+        return cublas_gemm(weights, rows=rows)
     return Work(
         num_blocks=sum(-(-one.num_outputs // 2) for one in weights),
         threads_per_block=224,
@@ -93,6 +100,13 @@ def column_pair(weights: Sequence[Weight], *, rows: int) -> Work:
             ),
         ),
     )
+
+
+def low_latency(weights: Sequence[Weight], *, rows: int) -> Work:
+    """The fastest public kernel for the shape, weights read after the wait: ``column_pair``, or split-K tiles."""
+    if not _on_cuda_cores(weights, rows):
+        return _tensor_core(weights, rows, early=False, sent_bytes_per_peer=0)
+    return column_pair(weights, rows=rows)
 
 
 def ring(weights: Sequence[Weight], *, rows: int, sent_bytes_per_peer: int = 0) -> Work:
