@@ -1,7 +1,7 @@
 """Public claims on trial: each is a scenario file, predicted for its own conditions, with a verdict and a boundary.
 
 ``k3sim claims`` runs those of ``calibrate/evidence/claims``, or files of the reader's own. A figure is *inside* when
-the claimed value lies in the middle 90 % of the prediction over drawn machine values, *outside* otherwise, and not
+the claimed value (or one that its words allow: "about", "close to") lies in the middle 90 % of the prediction over drawn machine values, *outside* otherwise, and not
 judged while it needs what this version does not have (``CAPABILITIES``): then it says so, and is judged as soon as the
 check succeeds. The alternatives say on which path or layout the claim would hold.
 """
@@ -62,6 +62,11 @@ class Figure:
     value: float
     sides: tuple[Side, ...]
     needs: tuple[str, ...]
+    about: float = 0.0  # what the claim's own words leave open: 0.05 for "close to"
+
+    def agrees(self, answer: Answer) -> bool:
+        """Whether the interval holds the claimed value, or some value that its words allow."""
+        return answer.low <= self.value * (1 + self.about) and self.value * (1 - self.about) <= answer.high
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -93,9 +98,6 @@ class Answer:
     high: float
     command: str
     against: str
-
-    def holds(self, value: float) -> bool:
-        return self.low <= value <= self.high
 
     def to_dict(self) -> dict[str, Any]:
         return dict(self.__dict__)
@@ -197,7 +199,7 @@ def _each(document: Located, keys: Keys, read: Callable[[Located, Keys], Any]) -
 
 
 def _figure(document: Located, at: Keys) -> Figure:
-    optional = ("value", "command", "against", "outside_ms", "output_tokens", "series", "needs")
+    optional = ("value", "command", "against", "outside_ms", "output_tokens", "series", "needs", "about")
     fields = keys_of(document, at, ("label", "unit"), optional)
     unit = choice(document, (*at, "unit"), tuple(UNITS))
     needs = fields.get("needs", [])
@@ -220,12 +222,13 @@ def _figure(document: Located, at: Keys) -> Figure:
         value=number(document, (*at, "value"), *UNITS[unit], unit),
         sides=(_side(document, at, ratio=unit == "x", needs=needs),),
         needs=tuple(needs),
+        about=number(document, (*at, "about"), 0.001, 0.2, "of the value") if "about" in fields else 0.0,
     )
 
 
 def _side(document: Located, at: Keys, *, ratio: bool, needs: Sequence[str]) -> Side:
     own = ("label", "command", *(("against",) if ratio else ()))
-    whole = ("label", "unit", "value", "needs") if at[0] == "figures" and len(at) == 2 else ()
+    whole = ("label", "unit", "value", "needs", "about") if at[0] == "figures" and len(at) == 2 else ()
     fields = keys_of(document, at, own, (*whole, "outside_ms", "output_tokens"))
     missing = [one for one in needs if not CAPABILITIES[one]()]
     check: Callable[[str], Any] = partial(options_of, later=True) if missing else asked
@@ -300,7 +303,7 @@ def _judged(scenario: Scenario, steps: Steps) -> JudgedClaim:
     if not first.missing and first.unit != "falls":
         for side in scenario.alternatives:
             answer = _answer(side, first.unit, steps)
-            alternatives.append((answer, answer.holds(first.value)))
+            alternatives.append((answer, first.agrees(answer)))
     return JudgedClaim(
         scenario=scenario,
         figures=tuple(_judgement(one, steps) for one in scenario.figures),
@@ -313,7 +316,7 @@ def _judgement(figure: Figure, steps: Steps) -> Judgement:
         return Judgement(figure=figure, answer=None, series=(), verdict=f"needs {' and '.join(figure.missing)}")
     if figure.unit != "falls":
         answer = _answer(figure.sides[0], figure.unit, steps)
-        verdict = "inside" if answer.holds(figure.value) else "outside"
+        verdict = "inside" if figure.agrees(answer) else "outside"
         return Judgement(figure=figure, answer=answer, series=(), verdict=verdict)
     series = tuple(_answer(side, "x", steps) for side in figure.sides)
     first, last = (_values(side, "x", steps) for side in (figure.sides[0], figure.sides[-1]))

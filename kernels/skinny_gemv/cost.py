@@ -5,8 +5,8 @@ straight to registers, nothing is loaded before the dependency wait (vllm-projec
 ``ring`` keeps a shared-memory ring per block that is filled before the dependency wait, and splits K over a
 cluster where the outputs alone cannot occupy the chip.
 
-Beyond ``MAX_CUDA_CORE_ROWS`` rows fp32 FMAs cost more than the stream: ``ring`` uses tensor cores, ``column_pair`` leaves
-the product to cuBLAS.
+Beyond ``MAX_CUDA_CORE_ROWS`` rows fp32 FMAs cost more than the stream: ``ring`` uses tensor cores, ``column_pair``
+leaves the product to cuBLAS.
 
 Issue cost on CUDA cores: a conversion a weight, and for each row an FMA and a share of loading and converting the
 activation, 3.5 slots in all. The count reproduces the public cold timings of 2880 x 7168 on GB200 at one to four

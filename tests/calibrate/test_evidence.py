@@ -308,8 +308,15 @@ def test_a_claim_is_inside_exactly_when_the_interval_holds_it(tmp_path: Path) ->
     (free,) = claims.judge_claims([claims.load_scenario(scenario(tmp_path))], num_draws=3)
     answer = free.figures[0].answer
     assert answer is not None and answer.low < answer.predicted <= answer.high
-    for value, verdict in ((answer.low, "inside"), (answer.high, "inside"), (answer.high * 1.001, "outside")):
-        (one,) = claims.judge_claims([claims.load_scenario(scenario(tmp_path, value=value))], num_draws=3)
+    for value, about, verdict in (
+        (answer.low, None, "inside"),
+        (answer.high, None, "inside"),
+        (answer.high * 1.01, None, "outside"),
+        (answer.high * 1.01, 0.02, "inside"),
+        (answer.low * 0.97, 0.02, "outside"),
+    ):
+        path = scenario(tmp_path, value=value, about=about)
+        (one,) = claims.judge_claims([claims.load_scenario(path)], num_draws=3)
         assert one.verdict == verdict
 
 
@@ -355,6 +362,7 @@ def test_speculation_counts_once_the_workload_has_it() -> None:
         ({"needs": ["luck"]}, 18, "needs is ['luck']; accepted: a list of speculation"),
         ({"outside_ms": 5}, 12, "outside_ms and output_tokens belong together"),
         ({"unit": "falls", "value": None, "command": None, "against": None, "series": []}, 15, "fewer than two sides"),
+        ({"about": 3}, 18, "about is 3; accepted: 0.001 to 0.2 of the value"),
         ({"label": ""}, 13, "label is ''; accepted: a text"),
     ],
 )
