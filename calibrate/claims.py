@@ -1,9 +1,10 @@
 """Public claims on trial: each is a scenario file, predicted for its own conditions, with a verdict and a boundary.
 
 ``k3sim claims`` runs those of ``calibrate/evidence/claims``, or files of the reader's own. A figure is *inside* when
-the claimed value (or one that its words allow: "about", "close to") lies in the middle 90 % of the prediction over drawn machine values, *outside* otherwise, and not
-judged while it needs what this version does not have (``CAPABILITIES``): then it says so, and is judged as soon as the
-check succeeds. The alternatives say on which path or layout the claim would hold.
+the claimed value, or one that its words allow ("about", "close to"), lies in the middle 90 % of the prediction over
+drawn machine values, and *outside* otherwise. It is not judged while it needs what this version does not have
+(``CAPABILITIES``): then it says so, and is judged as soon as the check succeeds. The alternatives say on which path or
+layout the claim would hold.
 """
 
 from __future__ import annotations

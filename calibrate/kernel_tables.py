@@ -217,7 +217,7 @@ def _experts(cells: dict[str, str]) -> Chain | str:
     num_bytes = round(3 * width * LATENT * distinct * 4.25 / 8)
     counts = {"rows": rows, "top_k": TOP_K, "distinct_milli": 1000 * distinct}
     w13, w2 = (2 * width, LATENT, num_bytes * 2 // 3), (LATENT, width, num_bytes // 3)
-    one = {"launch": "pdl", "trigger": "end"}
+    one: dict[str, Any] = {"launch": "pdl", "trigger": "end"}
     links = (
         Link(operator="unfused.quantise", shape={"rows": rows, "width": LATENT}, launch="graph", trigger="end"),
         Link(operator="unfused.routing", shape={"rows": rows, "experts": EXPERTS}, **one),

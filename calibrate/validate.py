@@ -131,7 +131,7 @@ def validate(
     tasks: list[Callable[[], Any]] = [
         *(partial(_of_command, command, stages[command], num_draws, seed) for command in commands),
         *(partial(_of_part, *one) for one in parts),
-        *(partial(_of_loop, one.loop, num_draws, seed) for one in kernels),
+        *(partial(_of_loop, one.loop or {}, num_draws, seed) for one in kernels),
     ]
     results = list(run_tasks(tasks, on_done))
     of_command = dict(zip(commands, results, strict=False))
@@ -217,13 +217,11 @@ def draws_of(command: str, num_draws: int, seed: int) -> list[Prediction]:
 def _of_command(command: str, stages: Sequence[tuple[str, str, int]], num_draws: int, seed: int) -> dict[str, Values]:
     case = asked(command)
     predictions = [predict(case.question, case.path), *draws_of(command, num_draws, seed)]
-    found: dict[str, Values] = {}
-    for name, of in [
-        ("step", lambda one: one.step_us),
-        *((" ".join(map(str, key)), partial(_stage_end_us, key=key)) for key in stages),
-    ]:
-        first, *rest = [of(one) for one in predictions]
-        found[name] = (first, rest)
+    step, *steps = [one.step_us for one in predictions]
+    found: dict[str, Values] = {"step": (step, steps)}
+    for key in stages:
+        end, *ends = [_stage_end_us(one, key) for one in predictions]
+        found[" ".join(map(str, key))] = (end, ends)
     return found
 
 

@@ -281,8 +281,8 @@ def print_claims(claims: Sequence[JudgedClaim]) -> None:
         console.print(f"what would have to be true: {one.scenario.would_hold}", markup=False)
         console.print(f"behind it: {one.scenario.found} ({one.scenario.source}, {one.scenario.date})\n", markup=False)
     console.print(
-        "The intervals are those of the machine's values. What cost functions leave out is not in them: 'k3sim validate' "
-        "shows how far published steps are off.",
+        "The intervals are those of the machine's values. What cost functions leave out is not in them: "
+        "'k3sim validate' shows how far published steps are off.",
         markup=False,
     )
 

@@ -161,7 +161,7 @@ def _list(document: Located, name: str) -> list[Any]:
 
 def _evidence(document: Located, at: Keys) -> Evidence:
     fields = keys_of(document, at, REQUIRED, OPTIONAL)
-    texts = {
+    texts: dict[str, Any] = {
         name: text(document, (*at, name))
         for name in (
             "id",
