@@ -649,6 +649,7 @@ def run_table(options: DecodeOptions, file: Path, *, budget_s: float) -> int:
         largest.path,
         max_tokens=largest.max_tokens,
         free_bytes=free_bytes,
+        also=tuple({case.path.switches: case.path for case in cases}.values()),
     )
     rate, _ = read_rate()
     torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.validate import Row, published_rows
+from k3sim.calibrate.validate import Row
 from k3sim.model.paths import find_path
 from k3sim.model.program import Call, Program, Weight
 from k3sim.sim.engine import simulate
@@ -24,6 +24,9 @@ from k3sim.sim.timeline import PS_PER_US
 
 # The second holds kernels that were changed after the first was measured, on another H200; its readings count.
 READINGS = tuple(Path(__file__).parent / "data" / name for name in ("h200-kernels.json", "h200-kernels-changed.json"))
+KDA_READINGS = Path(__file__).parent / "data" / "h200-kda-attn-res.json"
+#: Rows that only that file has, and the name of their timing.
+MANY_ROWS = ((32, "kda h12 b32 c0/256 fp32 weights hot pdl1"), (128, "kda h12 b128 c0/256 fp32 weights hot pdl1"))
 LOOPS = 12  # calls of a chain; the first ones are not counted
 WARM_UP = 3
 GEMVS = (
@@ -209,7 +212,20 @@ def own_kernel_rows() -> list[Row]:
         for timing in readings()
         if (timing["operator"], timing["case"]) in CHAINS
     ]
-    return rows + published_rows("own_kernels")  # more rows than that file has
+    return rows + [
+        Row(
+            label=f"h200: kda_decode 12 heads, {num_rows} rows",
+            measured=_kda_median_us(name),
+            predicted=chain_us((_kda(12, num_rows),), load_machine("h200")),
+            source=f"calibrate/data/{KDA_READINGS.name}, 2026-11-29",
+        )
+        for num_rows, name in MANY_ROWS
+    ]
+
+
+def _kda_median_us(name: str) -> float:
+    timings = json.loads(KDA_READINGS.read_text(encoding="utf-8"))["timings"]
+    return float(next(timing["median_us"] for timing in timings if timing["name"] == name))
 
 
 def cublas_rows() -> list[Row]:

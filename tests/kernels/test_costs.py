@@ -73,6 +73,7 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
         ((), {**MIX, "rows": 1, "sources": 9}, 43_008 + 114_688),
         ((), {**MIX, "rows": 4, "sources": 2}, 43_008 + 4 * 14_336),
     ),
+    "skinny_gemv.low_latency": (((IN_PROJ8,), {"rows": 1}, 90_144_768), ((O_PROJ16,), {"rows": 4}, 11_010_048)),
     "cublas.gemm": (((IN_PROJ8,), {"rows": 1}, 90_144_768), ((O_PROJ16,), {"rows": 4}, 11_010_048)),
     "cublas.batched_gemm": (
         ((bf16(12 * 512, 128),), {"rows": 1}, 1_572_864),
