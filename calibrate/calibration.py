@@ -37,9 +37,11 @@ def measure(out: Path | None, *, quick: bool = False, on_case: Callable[[str], N
         ) from missing
     if not torch.cuda.is_available():
         raise UserError("calibrating needs a CUDA GPU and sees none; --from refits a file of samples anywhere")
-    from k3sim.calibrate.probes import PROBES, CannotResume, Gpu, Recorder
+    from k3sim.calibrate.probes import PROBES, SOURCE
+    from k3sim.calibrate.probes.gpu import Gpu
+    from k3sim.calibrate.probes.recorder import CannotResume, Recorder
 
-    gpu = Gpu()
+    gpu = Gpu(SOURCE)
     path = out or default_samples(gpu.name)
     if not path.absolute().parent.is_dir():
         raise UserError(f"samples: the folder {path.parent} does not exist")

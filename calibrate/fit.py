@@ -29,7 +29,7 @@ from k3sim.errors import UserError
 from k3sim.sim.intervals import quantiles
 from k3sim.sim.machine import Machine, load_machine, machine_names, profile_path
 
-SOURCE = "k3sim calibrate/probes.py"
+SOURCE = "k3sim calibrate/probes"
 BOOTSTRAP_DRAWS = 200
 #: Profile of a device by the name that its driver gives.
 PROFILES = {

@@ -1,12 +1,12 @@
 """Measured samples as the fit and the comparisons read them, from the two kinds of file that measuring writes.
 
-``k3sim calibrate`` (probes.py) writes cases of single primitives, ``k3sim kernels bench`` times of kernels. Either
+``k3sim calibrate`` (probes/) writes cases of single primitives, ``k3sim kernels bench`` times of kernels. Either
 becomes a ``SampleFile`` of ``Sample``: one quantity of one case, with every repetition where the file keeps them and
 median, deciles and count where it does not. A file that was cut short, edited, or is of another kind is refused in one
 line; a sample that does not repeat is kept, and says why no fit may use it (``Sample.instability``).
 
 Schema 1 of the probes' files keeps summaries of two complete runs. Schema 2 keeps the values too (every repetition;
-of more than ``probes.MOST_KEPT`` single loads their percentiles), the SM clock around each case, and a checksum.
+of more than ``MOST_KEPT`` single loads their percentiles), the SM clock around each case, and a checksum.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.probes import MOST_KEPT, checksum
+from k3sim.calibrate.probes.recorder import MOST_KEPT, checksum
 from k3sim.errors import UserError
 
 PROBE_SCHEMAS = (1, 2)

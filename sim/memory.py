@@ -3,7 +3,7 @@
 HBM is shared max-min among the streams that run; a stream's own rate is capped by its bytes in flight. All
 bytes, from HBM or from L2, cross the L2 read port.
 
-L2 holds regions and replaces the least recently used lines. Measured on H200 (calibrate/probes.py, 2026-11): of a
+L2 holds regions and replaces the least recently used lines. Measured on H200 (calibrate/probes, 2026-11): of a
 region, what survives other traffic falls linearly, ``(capacity - traffic) / region``, with a capacity of 39 of the
 60 MB; random replacement would keep ``exp(-traffic / capacity)``, 66 % in a case where 98 % stayed. The 43 % that
 survived 60 MB on GB200 (k3opt design plan, 2026-09) fit the same rule.
@@ -28,7 +28,7 @@ from k3sim.sim.machine import Machine
 from k3sim.sim.timeline import Counter
 
 HBM, L2 = "hbm", "l2"
-QUEUEING_UTILISATION = 0.93  # of HBM, below which an L2 hit does not queue: H200, calibrate/probes.py, 2026-11
+QUEUEING_UTILISATION = 0.93  # of HBM, below which an L2 hit does not queue: H200, calibrate/probes, 2026-11
 QUEUE_SHARE = 0.287  # of the queue's time that an L2 hit waits, and the queue that costs nothing: H200, 2026-11
 FREE_QUEUE_PS = 590_000
 SPENT = ""  # lines in L2 whose data no later read wants

@@ -16,11 +16,12 @@ pytest.importorskip("scipy")
 from k3sim.calibrate import calibration, own_steps, probes
 from k3sim.calibrate.check import Checked, check, summary
 from k3sim.calibrate.page import page
+from k3sim.calibrate.probes.recorder import Recorder
 from k3sim.cli import main
 from k3sim.errors import UserError
 from k3sim.sim.machine import load_machine, profile_path
 
-DATA = Path(probes.__file__).parent / "data"
+DATA = Path(calibration.__file__).parent / "data"
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "calibration.ipynb"
 Capture = pytest.CaptureFixture[str]
 
@@ -120,7 +121,7 @@ def test_on_a_gpu_it_measures_what_is_missing_and_fits(
     }
     taken = []
 
-    def replay(gpu: Any, recorder: probes.Recorder, *, keep: Any) -> None:
+    def replay(gpu: Any, recorder: Recorder, *, keep: Any) -> None:
         for (probe, _), case in stored.items():
             if not keep(probe):
                 continue
@@ -134,10 +135,10 @@ def test_on_a_gpu_it_measures_what_is_missing_and_fits(
 
             recorder.record(probe, case["parameters"], sampler)
 
-    def first(gpu: Any, recorder: probes.Recorder) -> None:
+    def first(gpu: Any, recorder: Recorder) -> None:
         replay(gpu, recorder, keep=lambda probe: probe.startswith(("clocks", "tiny", "graph")))
 
-    def second(gpu: Any, recorder: probes.Recorder) -> None:
+    def second(gpu: Any, recorder: Recorder) -> None:
         if len(taken) < 200 and not again:
             raise KeyboardInterrupt  # killed half-way
         replay(gpu, recorder, keep=lambda probe: not probe.startswith(("clocks", "tiny", "graph")))
@@ -146,9 +147,11 @@ def test_on_a_gpu_it_measures_what_is_missing_and_fits(
     head = {"schema_version": 2, "gpu": "NVIDIA H200", "num_sms": 132, "l2_bytes": 62914560, "torch": "2.11"}
     torch = SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]
-    monkeypatch.setattr(probes, "Gpu", lambda: SimpleNamespace(name="NVIDIA H200"))
-    monkeypatch.setattr(probes, "Clocks", lambda gpu: SimpleNamespace(hz=1.98e9))
-    monkeypatch.setattr(probes, "metadata", lambda gpu, quick: {**head, "date": "2026-12", "quick": quick})
+    monkeypatch.setattr("k3sim.calibrate.probes.gpu.Gpu", lambda source: SimpleNamespace(name="NVIDIA H200"))
+    monkeypatch.setattr("k3sim.calibrate.probes.recorder.Clocks", lambda gpu: SimpleNamespace(hz=1.98e9))
+    monkeypatch.setattr(
+        "k3sim.calibrate.probes.recorder.metadata", lambda gpu, quick: {**head, "date": "2026-12", "quick": quick}
+    )
     monkeypatch.setattr(probes, "PROBES", {"first": first, "second": second})
     assert run("calibrate", "--machine-out", "mine.json") == 130
     assert not (folder / "mine.json").exists()

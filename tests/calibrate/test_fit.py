@@ -15,7 +15,6 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from k3sim.calibrate import probes
 from k3sim.calibrate.fit import (
     READINGS,
     Calibration,
@@ -28,11 +27,12 @@ from k3sim.calibrate.fit import (
 )
 from k3sim.calibrate.kernel_fit import Shape, fit_kernels
 from k3sim.calibrate.own_kernels import Link, bf16, chain_us
+from k3sim.calibrate.probes import recorder
 from k3sim.calibrate.samples import read_samples
 from k3sim.errors import UserError
 from k3sim.sim.machine import Machine, load_machine, looped_back, machine_of, profile_path
 
-DATA = Path(probes.__file__).parent / "data"
+DATA = Path(recorder.__file__).parents[1] / "data"
 NOISE = 0.003  # of a planted reading, relative
 Document = dict[str, Any]
 Case = dict[str, Any]
@@ -54,7 +54,7 @@ def stored() -> Document:
 
 def refitted(tmp_path: Path, document: Document, base: str = "h200", seed: int = 0) -> Calibration:
     path = tmp_path / "samples.json"
-    path.write_text(json.dumps({**document, "checksum": probes.checksum(document)}), encoding="utf-8")
+    path.write_text(json.dumps({**document, "checksum": recorder.checksum(document)}), encoding="utf-8")
     return fit(read_samples(path), load_machine(base), seed)
 
 
@@ -81,7 +81,7 @@ def test_a_refit_of_the_stored_samples_is_the_shipped_profile_bit_for_bit() -> N
 
 def test_every_value_that_probes_read_is_from_them() -> None:
     h200 = load_machine("h200")
-    from_probes = {name for name, one in h200.provenance.items() if one.source == "k3sim calibrate/probes.py"}
+    from_probes = {name for name, one in h200.provenance.items() if one.source == "k3sim calibrate/probes"}
     assert from_probes == set(values_of(shipped()))
     assert {one.field for one in READINGS} < from_probes
     kinds = {h200.provenance[name].kind for name in from_probes}

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from k3sim.calibrate import probes
+from k3sim.calibrate.probes import recorder
 from k3sim.calibrate.samples import Run, Sample, read_samples
 from k3sim.errors import UserError
 
-DATA = Path(probes.__file__).parent / "data"
+DATA = Path(recorder.__file__).parents[1] / "data"
 Document = dict[str, Any]
 
 
@@ -42,13 +42,13 @@ def small() -> Document:
         "probe": "fence",
         "parameters": {"scope": "gpu"},
         "sm_clock_hz": [1_980_000_000, 1_979_000_000],
-        "readings": {"time": {"unit": "us", **probes.summary(runs)}},
+        "readings": {"time": {"unit": "us", **recorder.summary(runs)}},
     }
     return signed({**head, "torch": "2.11", "cases": [case]})
 
 
 def signed(document: Document) -> Document:
-    return {**document, "checksum": probes.checksum(document)}
+    return {**document, "checksum": recorder.checksum(document)}
 
 
 def write(path: Path, document: object) -> Path:
@@ -81,12 +81,12 @@ def test_every_repetition_of_schema_2_is_there(tmp_path: Path) -> None:
 
 def test_percentiles_stand_for_many_single_loads(tmp_path: Path) -> None:
     document = small()
-    loads = list(range(300, 300 + probes.MOST_KEPT + 1))
-    document["cases"][0]["readings"]["load"] = {"unit": "cycle", **probes.summary([loads, loads])}
+    loads = list(range(300, 300 + recorder.MOST_KEPT + 1))
+    document["cases"][0]["readings"]["load"] = {"unit": "cycle", **recorder.summary([loads, loads])}
     found = read_samples(write(tmp_path / "a.json", signed(document))).samples[1]
     assert [len(run.values) for run in found.runs] == [101, 101]
     assert found.runs[0].count == len(loads)
-    assert found.value == 300 + probes.MOST_KEPT / 2
+    assert found.value == 300 + recorder.MOST_KEPT / 2
 
 
 # -- what is unstable -----------------------------------------------------------------------------------------------
@@ -243,9 +243,9 @@ def test_kernel_times_cannot_be_edited_unseen(tmp_path: Path) -> None:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    monkeypatch.setattr(probes, "Clocks", lambda gpu: SimpleNamespace(hz=1.98e9))
+    monkeypatch.setattr(recorder, "Clocks", lambda gpu: SimpleNamespace(hz=1.98e9))
     monkeypatch.setattr(
-        probes, "metadata", lambda gpu, quick: {k: v for k, v in small().items() if k not in ("cases", "checksum")}
+        recorder, "metadata", lambda gpu, quick: {k: v for k, v in small().items() if k not in ("cases", "checksum")}
     )
     return SimpleNamespace(name="NVIDIA H200")
 
@@ -253,17 +253,17 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_a_run_that_was_stopped_takes_only_what_is_missing(tmp_path: Path, gpu: SimpleNamespace) -> None:
     path, taken, lines = tmp_path / "a.json", [], []
 
-    def record(recorder: probes.Recorder, name: str) -> None:
+    def record(into: recorder.Recorder, name: str) -> None:
         def sampler() -> dict[str, tuple[str, Any]]:
             taken.append(name)
             return {"time": ("us", [1.0, 1.1, 1.2])}
 
-        recorder.record("fence", {"scope": name}, sampler)
+        into.record("fence", {"scope": name}, sampler)
 
-    first: Any = probes.Recorder(gpu, path, False, lines.append)  # type: ignore[arg-type]
+    first: Any = recorder.Recorder(gpu, path, False, lines.append)  # type: ignore[arg-type]
     record(first, "gpu")
     record(first, "system")
-    again: Any = probes.Recorder(gpu, path, False, lines.append)  # type: ignore[arg-type]
+    again: Any = recorder.Recorder(gpu, path, False, lines.append)  # type: ignore[arg-type]
     for name in ("gpu", "system", "none"):
         record(again, name)
     assert taken == ["gpu"] * 2 + ["system"] * 2 + ["none"] * 2  # two runs each, and none twice
@@ -285,21 +285,14 @@ def test_a_run_does_not_go_on_from_another_machine(
     tmp_path: Path, gpu: SimpleNamespace, change: Document, reason: str
 ) -> None:
     path = write(tmp_path / "a.json", signed({**small(), **change}))
-    with pytest.raises(probes.CannotResume, match=reason):
-        probes.Recorder(gpu, path, False)  # type: ignore[arg-type]
+    with pytest.raises(recorder.CannotResume, match=reason):
+        recorder.Recorder(gpu, path, False)  # type: ignore[arg-type]
 
 
 def test_a_run_does_not_go_on_from_an_edited_file(tmp_path: Path, gpu: SimpleNamespace) -> None:
     path = write(tmp_path / "a.json", edited(lambda d: d.update(date="2026-12")))
-    with pytest.raises(probes.CannotResume, match="does not match its checksum"):
-        probes.Recorder(gpu, path, False)  # type: ignore[arg-type]
+    with pytest.raises(recorder.CannotResume, match="does not match its checksum"):
+        recorder.Recorder(gpu, path, False)  # type: ignore[arg-type]
     path.write_text("{", encoding="utf-8")
-    with pytest.raises(probes.CannotResume, match="no file of probes"):
-        probes.Recorder(gpu, path, False)  # type: ignore[arg-type]
-
-
-def test_each_probe_says_what_it_isolates_and_how_it_could_mislead() -> None:
-    for name, probe in probes.PROBES.items():
-        text = probe.__doc__ or ""
-        assert "Isolates:" in text, name
-        assert "Could mislead:" in text, name
+    with pytest.raises(recorder.CannotResume, match="no file of probes"):
+        recorder.Recorder(gpu, path, False)  # type: ignore[arg-type]
