@@ -38,6 +38,7 @@ class _State:
     trigger_ps: int = -1
     sent_ps: int = -1  # when its last store to peers left
     is_host: bool = False
+    num_behind: int = 0  # nodes that its end has launched
 
 
 @dataclass(eq=False)
@@ -119,6 +120,9 @@ class _Engine:
 
         # Machine primitives in picoseconds, once.
         self.launch_ps = picoseconds(machine.launch_latency_s)
+        self.early_launch_ps = picoseconds(machine.early_launch_s)
+        self.refill_ps = picoseconds(machine.block_refill_s)
+        self.fork_ps = picoseconds(machine.fork_s)
         self.entry_ps = picoseconds(machine.kernel_entry_s)
         self.tail_ps = picoseconds(machine.block_tail_s)
         self.flush_ps = picoseconds(machine.completion_flush_s)
@@ -128,6 +132,7 @@ class _Engine:
         self.reduction_ps = picoseconds(machine.block_reduction_s)
         self.setup_ps = picoseconds(machine.tensor_core_setup_s)
         self.visibility_ps = picoseconds(machine.nvlink_visibility_s)
+        self.slot_ps = picoseconds(machine.slot_visibility_s)
         self.barrier_ps = {
             Barrier.NONE: 0,
             Barrier.CLUSTER: picoseconds(machine.cluster_sync_s),
@@ -181,21 +186,30 @@ class _Engine:
         pace = self.paces.pace(rank, call.index) if self.skew is Skew.SAMPLED else 1.0
         launches = call.launch != "task"
         if launches and held_back and cause is not None and not cause.is_host:
-            yield env.timeout(self.flush_ps)
+            yield env.timeout(self.flush_ps + cause.num_behind * self.fork_ps)
+            cause.num_behind += 1
             self.span(run, Phase.RELEASE, cause_index, now)
+        # First instruction: of a node behind a full edge, or of one that its predecessor's trigger lets in.
+        early = launches and not held_back and cause is not None and not cause.is_host
+        first_ps = int(env.now) + (0 if not launches else self.early_launch_ps if early else self.launch_ps)
         held = gpu.slots.footprint(work)
         granted = gpu.slots.acquire(held)
+        waited = granted is not None
         if granted is not None:
             left_by = yield granted
             self.span(run, Phase.SM_SLOTS, left_by, int(env.now))
         placement = gpu.slots.place(work, held) if work.registers_per_thread else None
         if placement is not None and not placement.on:
+            waited = True
             yield placement.whole
             self.span(run, Phase.SM_SLOTS, -1, -1)
         if launches:
-            # The first wave: later blocks are dispatched while earlier ones run.
+            # A launch that waits for room is ready when there is some. The first wave: later blocks are dispatched
+            # while earlier ones run.
+            if waited:
+                first_ps = max(first_ps, int(env.now) + self.refill_ps)
             dispatch_ps = picoseconds(held.blocks * self.machine.block_dispatch_s)
-            yield env.timeout(self.launch_ps + self.entry_ps + dispatch_ps)
+            yield env.timeout(first_ps - int(env.now) + self.entry_ps + dispatch_ps)
             self.span(run, Phase.LAUNCH, cause_index, now)
         started = placement is None or not placement.missing
         if call.trigger == "start" and started:
@@ -292,7 +306,7 @@ class _Engine:
             skipped_bytes=first_blocks * room.work.bytes_in_flight_per_block,
         )  # fmt: skip
         room.resident_blocks = num_blocks
-        yield self.env.timeout(self.entry_ps)
+        yield self.env.timeout(self.refill_ps + self.entry_ps)
         if call.trigger == "start":
             self.trigger(state)
 
@@ -308,7 +322,7 @@ class _Engine:
         self.finish(state.run.rank, state, None, [] if cause_index < 0 else [cause_index])
 
     def prefetch(self, gpu: _Gpu, run: KernelRun, work: Work) -> Steps:
-        limit = gpu.memory.limit(work.num_blocks, work.num_blocks, work.bytes_in_flight_per_block)
+        limit = gpu.memory.prefetch_limit(work.num_blocks, work.bytes_in_flight_per_block)
         for one in work.passes:
             for read in one.reads:
                 run.hbm_bytes += yield gpu.memory.prefetch(read.region, read.num_bytes, limit)
@@ -405,6 +419,7 @@ class _Engine:
             max(1, round(limit.hbm_bytes_per_us / room.pace)),
             max(1, round(limit.l2_bytes_per_us / room.pace)),
             limit.queue_bytes,
+            limit.share,
         )
 
     def start_early(
@@ -573,7 +588,8 @@ class _Engine:
         )
         # A store, and the look that finds it.
         trips_ps = 2 * gpu.memory.queueing_ps()
-        left_ps = complete_ps + self.visibility_ps + trips_ps - int(env.now)
+        slots_ps = (exchange.group_size - 1) * self.slot_ps
+        left_ps = complete_ps + self.visibility_ps + slots_ps + trips_ps - int(env.now)
         if left_ps > 0:
             yield env.timeout(left_ps)
             self.span(

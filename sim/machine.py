@@ -78,6 +78,9 @@ class Machine:
     hbm_latency_s: float = field(metadata=_unit("s", zero=True))
     hbm_in_flight_curve: Curve = field(metadata=_unit("B/SM, B/s"))
     hbm_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
+    # Bytes moved where as many are written as are read, and what one SM brings into L2 by bulk prefetches
+    hbm_copy_bytes_per_s: float = field(metadata=_unit("B/s"))
+    prefetch_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
 
     # L2: size, size for data that every SM reads, rate to all SMs and to one SM, latency to either partition and
     # under load
@@ -88,11 +91,22 @@ class Machine:
     l2_near_latency_s: float = field(metadata=_unit("s", zero=True))
     l2_far_latency_s: float = field(metadata=_unit("s", zero=True))
     l2_loaded_latency_s: float = field(metadata=_unit("s", zero=True))  # while HBM streams at its ceiling
+    # Share of HBM's rate from which on an L2 hit queues. Where more is asked for than keeps HBM busy: the share of the
+    # queue's time that a hit waits, and the time of a queue that costs nothing
+    l2_queueing_utilisation: float = field(metadata=_unit("1"))
+    l2_queue_share: float = field(metadata=_unit("1", zero=True))
+    l2_free_queue_s: float = field(metadata=_unit("s", zero=True))
 
     # Launch. Without PDL the first instruction of the next graph node comes completion_flush + launch_latency
     # after the last of its predecessor; a PDL kernel that already waits resumes completion_flush after it.
     launch_latency_s: float = field(metadata=_unit("s", zero=True))
     completion_flush_s: float = field(metadata=_unit("s", zero=True))
+    # A PDL kernel's first instruction comes early_launch after the last block of its predecessor has triggered; where
+    # its SMs are taken, block_refill after the end of the block that makes room. Of several nodes behind one, each
+    # starts fork later than the one before it.
+    early_launch_s: float = field(metadata=_unit("s", zero=True))
+    block_refill_s: float = field(metadata=_unit("s", zero=True))
+    fork_s: float = field(metadata=_unit("s", zero=True))
     # Inside: parameters and constants of every launch; stragglers and stores at the end of every kernel.
     kernel_entry_s: float = field(metadata=_unit("s", zero=True))
     block_tail_s: float = field(metadata=_unit("s", zero=True))
@@ -126,9 +140,15 @@ class Machine:
     system_fence_s: float = field(metadata=_unit("s", zero=True))
     nvlink_multicast: bool = field(metadata=_unit("bool"))
     nvlink_in_switch_reduction: bool = field(metadata=_unit("bool"))
+    # A push that is looped back to slots of the own memory: until a poller has seen one slot, and for each further one
+    loopback_visibility_s: float = field(metadata=_unit("s", zero=True))
+    loopback_slot_s: float = field(metadata=_unit("s", zero=True))
 
     # Standard deviation between ranks of a kernel's duration, relative to that duration
     rank_skew_relative_sd: float = field(metadata=_unit("1", zero=True))
+
+    # No value of a profile: what each slot beyond the first adds to the visibility of a push (``looped_back``).
+    slot_visibility_s: float = 0.0
 
     @property
     def l2_latency_s(self) -> float:
@@ -191,22 +211,18 @@ def load_machine(name_or_path: str) -> Machine:
     return _read(profile_path(name))
 
 
-# From the last store of a push into the own 16 slots until a poller of all of them has seen it: the all-reduce of one
-# row takes 3.23 us in a chain on an H200 (calibrate/data/h200-kernels.json), of which wait, load, sum and end are 1.37.
-LOOPED_BACK_VISIBILITY_S = 1.86e-6
-
-
 def looped_back(machine: Machine) -> Machine:
     """``machine`` whose one GPU stands for all ranks: what it pushes lands in slots of its own memory.
 
-    Stores cross L2 and other SMs poll all slots there; nobody is late.
+    Stores cross L2 and other SMs poll all slots there, one store and one load a slot and thread; nobody is late.
     """
     return replace(
         machine,
         nvlink_domain_gpus=1024,
         nvlink_multicast=False,
         nvlink_one_way_s=0.0,
-        nvlink_visibility_s=LOOPED_BACK_VISIBILITY_S,
+        nvlink_visibility_s=machine.loopback_visibility_s,
+        slot_visibility_s=machine.loopback_slot_s,
         nvlink_egress_bytes_per_s=machine.l2_read_bytes_per_s,
         nvlink_ingress_bytes_per_s=machine.l2_read_bytes_per_s,
         rank_skew_relative_sd=0.0,
