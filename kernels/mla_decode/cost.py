@@ -15,7 +15,7 @@ TOKENS_PER_BLOCK = 64  # one tile of keys: at 8k context 128 blocks run
 MAX_SPLITS = 128  # beyond it a block walks several tiles
 LIFT_BLOCKS = 48
 # As it was measured: ptxas had moved the wait in front of the loads of W_UV (machine code of 2026-11-29).
-LIFT_BEFORE_WAIT = False
+LIFT_BEFORE_WAIT = True
 HEAD_TILE = 16  # tensor-core rows that heads are padded to
 
 
