@@ -186,8 +186,9 @@ class _Engine:
         pace = self.paces.pace(rank, call.index) if self.skew is Skew.SAMPLED else 1.0
         launches = call.launch != "task"
         if launches and held_back and cause is not None and not cause.is_host:
-            yield env.timeout(self.flush_ps + cause.num_behind * self.fork_ps)
+            fork_ps = cause.num_behind * self.fork_ps
             cause.num_behind += 1
+            yield env.timeout(self.flush_ps + fork_ps)
             self.span(run, Phase.RELEASE, cause_index, now)
         # First instruction: of a node behind a full edge, or of one that its predecessor's trigger lets in.
         early = launches and not held_back and cause is not None and not cause.is_host

@@ -418,12 +418,17 @@ def _check_consistency(machine: Machine) -> None:
     for smaller, larger in (
         ("max_smem_bytes_per_block", "smem_bytes_per_sm"),
         ("hbm_read_bytes_per_s", "hbm_datasheet_bytes_per_s"),
+        ("hbm_copy_bytes_per_s", "hbm_read_bytes_per_s"),
         ("l2_effective_bytes", "l2_capacity_bytes"),
         ("l2_near_latency_s", "l2_far_latency_s"),
     ):
         low, high = getattr(machine, smaller), getattr(machine, larger)
         if low > high:
             raise _Refusal(f"{smaller} is {low}, accepted is at most {larger}, which is {high}")
+    if not 0 < machine.l2_queueing_utilisation < 1:
+        raise _Refusal(
+            f"l2_queueing_utilisation is {machine.l2_queueing_utilisation}, accepted is a share between 0 and 1"
+        )
     top_rate = machine.hbm_in_flight_curve[-1][1]
     if top_rate > machine.hbm_read_bytes_per_s:
         raise _Refusal(

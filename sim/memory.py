@@ -149,7 +149,7 @@ class Memory:
 
     def latency_ps(self) -> int:
         """Round trip of a block's dependent load to L2 now; it queues behind HBM traffic near the ceiling."""
-        free = min(0.99, self._machine.l2_queueing_utilisation)
+        free = self._machine.l2_queueing_utilisation
         share = max(0.0, self._ports.utilisation(HBM) - free) / (1.0 - free)
         loaded_ps = round(self._idle_latency_ps + share * (self._loaded_latency_ps - self._idle_latency_ps))
         return max(loaded_ps, self._idle_latency_ps + self.queueing_ps())

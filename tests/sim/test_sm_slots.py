@@ -145,10 +145,21 @@ def test_a_small_block_joins_an_sm_that_was_carved_out_for_more() -> None:
     assert small.whole.triggered
 
 
+def test_the_carve_out_is_for_as_many_blocks_as_fit_by_threads() -> None:
+    """As probed on an H200 (``residency``): 64 KB find no room beside 8 KB, and 128 KB find room beside 48 KB."""
+    for first, second, beside in ((8, 64, False), (8, 200, False), (48, 128, True), (200, 8, True)):
+        sms = SmSlots(simpy.Environment(), HOPPER)
+        placed(sms, num_blocks=4, threads_per_block=256, registers_per_thread=32, smem_bytes_per_block=1024 * first)
+        other = placed(
+            sms, num_blocks=4, threads_per_block=256, registers_per_thread=32, smem_bytes_per_block=1024 * second
+        )
+        assert other.whole.triggered is beside, (first, second)
+
+
 def test_registers_keep_a_block_out() -> None:
     sms = SmSlots(simpy.Environment(), HOPPER)
     first = placed(sms, num_blocks=3, threads_per_block=256, registers_per_thread=184, smem_bytes_per_block=2048)
-    second = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=2048)
+    second = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=4096)
     assert first.whole.triggered
     # 18,432 of 65,536 registers are left beside the first, too few for 21,504; the fourth SM takes three.
     assert second.on == {3: 3} and second.missing == 1
