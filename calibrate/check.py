@@ -101,7 +101,7 @@ def check(
     drawn = [looped_back(one) for one in draw_machines(machine, num_draws, seed)]
     makers = {
         "probe": lambda: _probes(read_samples(shipped_samples(STORED)), machine),
-        "kernel": lambda: _kernels(looped_back(machine), drawn),
+        "kernel": lambda: _kernels(machine, drawn),
         "step": lambda: _steps(machine, drawn),
     }
     found = []

@@ -22,7 +22,7 @@ from typing import Any
 
 from k3sim.calibrate.check import measured_chains
 from k3sim.calibrate.fit import require_scipy
-from k3sim.calibrate.own_kernels import Link, chain_us
+from k3sim.calibrate.own_kernels import Link, chain_us, measured_card
 from k3sim.sim.machine import Machine, looped_back
 
 #: Values without a probe, the range within which each is looked for, and the few kernels that depend on it. Groups are
@@ -105,7 +105,8 @@ def stored_shapes(cases: Sequence[str]) -> list[Shape]:
 
 def fit_stored(machine: Machine) -> list[KernelFit]:
     """The fit of each group of GROUPS to the stored kernels."""
-    return [fit_kernels(machine, stored_shapes(cases), parameters) for parameters, cases in GROUPS]
+    card = measured_card(machine)
+    return [fit_kernels(card, stored_shapes(cases), parameters) for parameters, cases in GROUPS]
 
 
 def fit_kernels(machine: Machine, shapes: Sequence[Shape], parameters: Parameters) -> KernelFit:

@@ -18,7 +18,7 @@ from k3sim.calibrate.validate import Row, published_rows
 from k3sim.model.paths import find_path
 from k3sim.model.program import Call, Program, Weight
 from k3sim.sim.engine import simulate
-from k3sim.sim.machine import Machine, load_machine, looped_back
+from k3sim.sim.machine import Machine, load_machine, looped_back, of_card
 from k3sim.sim.timeline import PS_PER_US
 
 READINGS = Path(__file__).parent / "data" / "h200-kernels.json"
@@ -182,9 +182,14 @@ def readings() -> dict[str, Any]:
     return document
 
 
+def measured_card(machine: Machine) -> Machine:
+    """``machine`` with the read rate of the card that the stored kernels were measured on."""
+    return of_card(machine, readings()["environment"]["read_bytes_per_s"])
+
+
 def own_kernel_rows() -> list[Row]:
     """Every reading whose calls the simulator has a cost for, in microseconds a round of the chain."""
-    machine = looped_back(load_machine("h200"))
+    machine = looped_back(measured_card(load_machine("h200")))
     rows = [
         Row(
             label=f"h200: {timing['operator']} {timing['case']}",
@@ -200,7 +205,7 @@ def own_kernel_rows() -> list[Row]:
 
 def cublas_rows() -> list[Row]:
     """cuBLAS on the same shapes, on plain graph edges."""
-    machine = looped_back(load_machine("h200"))
+    machine = looped_back(measured_card(load_machine("h200")))
     rows = []
     for timing in readings()["timings"]:
         links = CHAINS.get((timing["operator"], timing["case"]), ())

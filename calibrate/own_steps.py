@@ -17,7 +17,7 @@ from k3sim.calibrate.validate import Row
 from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import SWITCHES, find_path
-from k3sim.sim.machine import load_machine, looped_back
+from k3sim.sim.machine import load_machine, looped_back, of_card
 from k3sim.sim.predict import Prediction, Question, predict
 from k3sim.sim.skew import Skew
 from k3sim.sim.timeline import PS_PER_US
@@ -34,7 +34,7 @@ def predict_measured(step: Mapping[str, Any]) -> Prediction:
         architecture=load_architecture(),
         layout=Layout(tp=tp),
         workload=Workload(concurrency=step["concurrency"], context=step["context"], kv_dtype=step["kv_dtype"]),
-        machine=looped_back(load_machine(PROFILES[step["machine"]])),
+        machine=looped_back(of_card(load_machine(PROFILES[step["machine"]]), step["read_bytes_per_s"])),
         skew=Skew.OFF,
     )
     return predict(question, find_path(step["path"], with_switches=tuple(step["switches"]), kernel_set="own"))

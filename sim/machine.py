@@ -211,6 +211,24 @@ def load_machine(name_or_path: str) -> Machine:
     return _read(profile_path(name))
 
 
+def of_card(machine: Machine, read_bytes_per_s: float) -> Machine:
+    """``machine`` whose HBM reads at most ``read_bytes_per_s``: cards of one kind differ by some 2 %.
+
+    A time measured on a card is compared with a prediction for that card, by the read rate that its run states. The
+    curve of bytes in flight ends at that rate and is the same below; copies are slower by the same factor.
+    """
+    before = machine.hbm_read_bytes_per_s
+    return replace(
+        machine,
+        hbm_read_bytes_per_s=read_bytes_per_s,
+        hbm_copy_bytes_per_s=machine.hbm_copy_bytes_per_s * read_bytes_per_s / before,
+        hbm_in_flight_curve=tuple(
+            (at, read_bytes_per_s if rate >= before else min(rate, read_bytes_per_s))
+            for at, rate in machine.hbm_in_flight_curve
+        ),
+    )
+
+
 def looped_back(machine: Machine) -> Machine:
     """``machine`` whose one GPU stands for all ranks: what it pushes lands in slots of its own memory.
 
