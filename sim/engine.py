@@ -391,11 +391,20 @@ class _Engine:
             self.span(run, Phase.LATENCY, -1, -1)
         compute_ps = round(pace * self.compute_ps(one, min(one.num_blocks or room.work.num_blocks, self.num_sms)))
         left_ps = max(start_ps, asked_ps + loads_ps) + compute_ps - int(env.now)
+        left_ps = max(left_ps, round(compute_ps * self.last_slot(room.work, one)))
         if left_ps > 0:
             yield env.timeout(left_ps)
             self.span(run, Phase.COMPUTE, -1, -1)
         if triggers is not None:
             self.trigger(triggers)
+
+    def last_slot(self, work: Work, one: Pass) -> float:
+        """Share of a pass's arithmetic that comes after its last bytes: that of one slot of each block's ring."""
+        num_bytes = sum(read.num_bytes for read in one.reads)
+        if not work.ring_slots or not num_bytes:
+            return 0.0
+        slot_bytes = work.bytes_in_flight_per_block / work.ring_slots
+        return min(1.0, slot_bytes * (one.num_blocks or work.num_blocks) / num_bytes)
 
     def reduce_pass(self, room: _Room, one: Pass) -> Steps:
         """Reductions within blocks, then barriers between them."""
@@ -587,8 +596,9 @@ class _Engine:
         self.span(
             run, Phase.PEERS, sender.run.index, sender.sent_ps, arrival_ps=exchange.visible_ps[rank]
         )
-        # A store, and the look that finds it.
-        trips_ps = 2 * gpu.memory.queueing_ps()
+        # A store, its way to be seen, and the look that finds it: beside a deep stream a hand-over takes three of the
+        # waits of an L2 hit longer (calibrate/probes, ``handoff_beside_stream``).
+        trips_ps = 3 * gpu.memory.queueing_ps()
         slots_ps = (exchange.group_size - 1) * self.slot_ps
         left_ps = complete_ps + self.visibility_ps + slots_ps + trips_ps - int(env.now)
         if left_ps > 0:

@@ -26,7 +26,6 @@ from k3sim.sim.machine import Machine
 # Shared memory that an SM can be set to (CUDA C++ Programming Guide, compute capability 9.0 and 10.0). The first block
 # on an idle SM sets it, and it stays until the SM is idle again.
 CARVE_OUTS = tuple(1024 * one for one in (8, 16, 32, 64, 100, 132, 164, 196, 228))
-RESERVED_SMEM_BYTES = 1024  # of each block, by the system
 REGISTERS_PER_SM = 64 * 1024  # compute capability 9.0, 10.0 and 10.3 (CUDA C++ Programming Guide)
 
 
@@ -131,15 +130,15 @@ class SmSlots:
     def place(self, work: Work, held: Footprint) -> Placement:
         """Put as many of the wave's blocks on SMs as fit now, evenly; the rest follows as others leave."""
         needs = (
-            work.smem_bytes_per_block + RESERVED_SMEM_BYTES,
+            work.smem_bytes_per_block,
             work.threads_per_block,
             work.registers_per_thread * work.threads_per_block,
         )
         have = (self._smem_per_sm, self._threads_per_sm, REGISTERS_PER_SM)
-        most = min(work.max_blocks_per_sm, *(one // need for one, need in zip(have, needs, strict=True)))
-        # As many blocks as an SM takes, without what the system reserves: with 8 KB in a block of 256 threads 64 KB do
-        # not fit beside it, with 48 KB 128 KB do.
-        wanted = max(needs[0], most * work.smem_bytes_per_block)
+        most = min(work.max_blocks_per_sm, *(one // max(1, need) for one, need in zip(have, needs, strict=True)))
+        # For as many blocks as an SM takes, without the KB of each that the system reserves: with 8 KB in a block of
+        # 256 threads 64 KB do not fit beside it, with 48 KB 128 KB do. Neither is it counted when blocks are placed.
+        wanted = max(1, most) * needs[0]
         placement = Placement(
             needs=needs,
             missing=held.blocks,

@@ -197,6 +197,7 @@ def lift_gate(weights: Sequence[Weight], *, rows: int, kv_lora_rank: int) -> Wor
         smem_bytes_per_block=1024,
         bytes_in_flight_per_block=8 * kv_lora_rank * 2,
         max_blocks_per_sm=8,
+        registers_per_thread=48 if rows <= 8 else 56,
         passes=(
             Pass(
                 num_dependent_loads=1,

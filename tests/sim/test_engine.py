@@ -259,6 +259,14 @@ def test_an_input_that_takes_longer_than_the_stream_shows_and_holds_the_arithmet
     ]
 
 
+def test_the_last_slot_of_a_ring_is_multiplied_when_its_bytes_are_there(monkeypatch: Patch) -> None:
+    # Two slots of 50 bytes in each of ten blocks: 500 of the 1000 bytes come last, and half of the 40 for 400 flops.
+    ringed = work(Pass(reads=(reads(1000),), flops=400.0), num_blocks=10, bytes_in_flight_per_block=100, ring_slots=2)
+    machine = replace(TINY, hbm_in_flight_curve=((100.0, 1e12),))
+    timeline = simulate(monkeypatch, {"a": ringed}, [call(0, "a")], machine, num_ranks=1)
+    assert spans(kernel(timeline, "a"))[2:] == [("weights", 1100, 2100), ("compute", 2100, 2120)]
+
+
 def test_addresses_that_must_be_looked_up_come_before_the_stream(monkeypatch: Patch) -> None:
     paged = work(Pass(reads=(reads(600),), num_address_loads=2))
     timeline = simulate(monkeypatch, {"a": paged}, [call(0, "a")], num_ranks=1)

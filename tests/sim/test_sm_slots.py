@@ -156,10 +156,20 @@ def test_the_carve_out_is_for_as_many_blocks_as_fit_by_threads() -> None:
         assert other.whole.triggered is beside, (first, second)
 
 
+def test_a_kernel_alone_always_finds_room_for_its_wave() -> None:
+    for smem in (0, 1, 1000, 8 * 1024, 16 * 1024, 33 * 1024, 100 * 1024, 227 * 1024):
+        for threads, registers in ((64, 32), (128, 168), (256, 128), (448, 48), (544, 96)):
+            sms = SmSlots(simpy.Environment(), HOPPER)
+            alone = placed(
+                sms, num_blocks=99, threads_per_block=threads, registers_per_thread=registers, smem_bytes_per_block=smem
+            )
+            assert alone.missing == 0, (smem, threads, registers)
+
+
 def test_registers_keep_a_block_out() -> None:
     sms = SmSlots(simpy.Environment(), HOPPER)
     first = placed(sms, num_blocks=3, threads_per_block=256, registers_per_thread=184, smem_bytes_per_block=2048)
-    second = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=4096)
+    second = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=2048)
     assert first.whole.triggered
     # 18,432 of 65,536 registers are left beside the first, too few for 21,504; the fourth SM takes three.
     assert second.on == {3: 3} and second.missing == 1
