@@ -2,7 +2,7 @@
 
 Three kinds of case, from the smallest up. *probe*: one primitive as a probe read it, predicted by the profile's value;
 those named as centre of a reading are what the value was taken from. *kernel*: a chain of the project's own kernels or
-of cuBLAS, predicted by the simulator; none but ``USED_KERNELS`` gave a value. *step*: a whole decode step of one rank,
+of cuBLAS, predicted by the simulator; none gave a value. *step*: a whole decode step of one rank,
 which never does.
 
 The interval of a probe is that of the value. Those of kernels and steps are the middle 90 % over machines drawn within
@@ -22,15 +22,13 @@ from k3sim.calibrate.fit import READINGS, Case, Reader, Undetermined, cases_of
 from k3sim.calibrate.samples import SampleFile, read_samples
 from k3sim.errors import UserError
 from k3sim.sim.intervals import draw_machines, interval_around
-from k3sim.sim.machine import Machine, load_machine, looped_back
+from k3sim.sim.machine import Machine, load_machine, looped_back, of_card
 from k3sim.sim.predict import predict
 
 DATA = Path(__file__).parent / "data"
 NUM_DRAWS = 20
 STORED = "h200"  # the one machine with measured kernels and steps
 KINDS = ("probe", "kernel", "step")
-#: Kernels whose time did enter a value: the visibility of a push that is looped back (sim/machine.py).
-USED_KERNELS = ("unfused all_reduce, 16 slots of this GPU, 1 row",)
 RATE_BYTES = 1e9  # a rate is shown as the time of so many bytes
 LARGE_ERROR_PERCENTILE = 0.95
 
@@ -98,7 +96,7 @@ def check(
         raise UserError(f"no stored measurements of {machine.title}; accepted: profiles of {measured.title} ({STORED})")
     if num_draws < 2:
         raise UserError(f"draws is {num_draws}; accepted: 2 or more")
-    drawn = [looped_back(one) for one in draw_machines(machine, num_draws, seed)]
+    drawn = draw_machines(machine, num_draws, seed)
     makers = {
         "probe": lambda: _probes(read_samples(shipped_samples(STORED)), machine),
         "kernel": lambda: _kernels(machine, drawn),
@@ -156,6 +154,7 @@ def measured_chains() -> Iterator[tuple[str, float, Sequence[own_kernels.Link]]]
 
 
 def _kernels(machine: Machine, drawn: Sequence[Machine]) -> Iterator[Checked]:
+    machine, *drawn = (looped_back(own_kernels.measured_card(one)) for one in (machine, *drawn))
     for label, measured_us, links in measured_chains():
         predicted_us = own_kernels.chain_us(links, machine)
         low_us, high_us = interval_around(predicted_us, [own_kernels.chain_us(links, one) for one in drawn])
@@ -166,7 +165,7 @@ def _kernels(machine: Machine, drawn: Sequence[Machine]) -> Iterator[Checked]:
             predicted_us=predicted_us,
             low_us=low_us,
             high_us=high_us,
-            used_in_fit=label in USED_KERNELS,
+            used_in_fit=False,
         )
 
 
@@ -174,8 +173,8 @@ def _steps(machine: Machine, drawn: Sequence[Machine]) -> Iterator[Checked]:
     for step in own_steps.measured_steps():
         reference = own_steps.predict_measured(step)
         question, path = reference.question, reference.path
-        predicted_us = predict(replace(question, machine=looped_back(machine)), path).step_us
-        steps = [predict(replace(question, machine=one), path).step_us for one in drawn]
+        cards = [looped_back(of_card(one, step["read_bytes_per_s"])) for one in (machine, *drawn)]
+        predicted_us, *steps = (predict(replace(question, machine=one), path).step_us for one in cards)
         low_us, high_us = interval_around(predicted_us, steps)
         yield Checked(
             case=own_steps.label_of(step),
