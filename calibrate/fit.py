@@ -605,6 +605,18 @@ READINGS: tuple[Reading, ...] = (
         ],
     ),
     Reading(
+        field="last_block_s",
+        digits=3,
+        note="From the last arrival of a block to loaded data of all, through one counter, 64 blocks and all SMs; around: "
+        "fewer and more blocks, and a fence of every thread.",
+        centre=lambda read: [
+            one
+            for blocks in (64, read.file.num_sms)
+            for one in _named(read.all("last_block_barrier", "arrival_to_loaded", blocks=blocks, fence=False))
+        ],
+        around=lambda read: _named(read.all("last_block_barrier", "arrival_to_loaded")),
+    ),
+    Reading(
         field="counter_handoff_s",
         digits=3,
         note="16 bytes and a release store to an acquire poll on another SM, half a round trip, idle and beside up to "

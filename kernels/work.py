@@ -30,6 +30,7 @@ class Barrier(str, Enum):
     NONE = "none"
     CLUSTER = "cluster"
     GRID = "grid"
+    LAST = "last block"  # stores, a ticket from a counter, and the last block to take one loads what all have stored
     LAUNCH = "launch"  # the rest is a kernel of its own, behind a plain graph edge
 
 

@@ -137,6 +137,7 @@ class _Engine:
             Barrier.NONE: 0,
             Barrier.CLUSTER: picoseconds(machine.cluster_sync_s),
             Barrier.GRID: picoseconds(machine.grid_barrier_s),
+            Barrier.LAST: picoseconds(machine.last_block_s),
             Barrier.LAUNCH: self.tail_ps + self.flush_ps + self.launch_ps + self.entry_ps,
         }
 

@@ -112,9 +112,11 @@ def _clusters(*, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora
     )
     # Each block of a cluster adds up an eighth of the dimensions of all eight, and leaves it in the workspace; a
     # counter, and the last block of a slice merges the clusters.
-    add_up = Pass(num_block_reductions=1)
+    merges = clusters > 1
+    add_up = Pass(
+        num_block_reductions=1, barrier=Barrier.LAST if merges else Barrier.NONE, num_barriers=1 if merges else 0
+    )
     merge = Pass(
-        num_dependent_loads=3,  # fence, counter, data
         input_bytes_per_block=clusters * HEAD_TILE * (kv_lora_rank // CLUSTER + 2) * 4,
         num_block_reductions=1,
     )
@@ -126,7 +128,7 @@ def _clusters(*, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora
         max_blocks_per_sm=1,
         registers_per_thread=168,
         queues=True,
-        passes=(attend, add_up, merge) if clusters > 1 else (attend, add_up),
+        passes=(attend, add_up, merge) if merges else (attend, add_up),
     )
 
 

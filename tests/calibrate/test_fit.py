@@ -182,6 +182,7 @@ PLANTED_READINGS = {
     # field: probe, quantity (or None for all), factor
     "hbm_copy_bytes_per_s": ("hbm_copy", "moved_rate", 0.81),
     "early_launch_s": ("residency", "first_entry_after_start", 1.6),
+    "last_block_s": ("last_block_barrier", "arrival_to_loaded", 1.3),
     "block_refill_s": ("residency", "entry_after_sm", 1.4),
     "fp4_weights_per_clock_per_sm": ("mxfp4_rate", "weights_per_clock", 1.7),
     "loopback_visibility_s": ("looped_back_push", "one_way", 1.5),

@@ -324,7 +324,7 @@ def test_fp4_weights_enter_the_tensor_core_at_a_rate_of_their_own(monkeypatch: P
     assert spans(kernel(timeline, "a"))[1:] == [("latency", 1000, 1100), ("compute", 1100, 1400)]
 
 
-@pytest.mark.parametrize(("barrier", "reduce_ps"), [(Barrier.NONE, 0), (Barrier.CLUSTER, 60), (Barrier.GRID, 90)])
+@pytest.mark.parametrize(("barrier", "reduce_ps"), [(Barrier.NONE, 0), (Barrier.CLUSTER, 60), (Barrier.GRID, 90), (Barrier.LAST, 105)])
 def test_barriers_by_kind(monkeypatch: Patch, barrier: Barrier, reduce_ps: int) -> None:
     ending = work(Pass(num_block_reductions=2, barrier=barrier, num_barriers=3))
     timeline = simulate(monkeypatch, {"a": ending}, [call(0, "a")], num_ranks=1)

@@ -62,6 +62,7 @@ UNITS = {
     "block_reduction_s": "s",
     "cluster_sync_s": "s",
     "grid_barrier_s": "s",
+    "last_block_s": "s",
     "counter_handoff_s": "s",
     "tensor_core_setup_s": "s",
     "fp32_fma_per_clock_per_sm": "FMA/clock/SM",

@@ -55,6 +55,7 @@ TINY = replace(
     block_reduction_s=7 * PS,
     cluster_sync_s=20 * PS,
     grid_barrier_s=30 * PS,
+    last_block_s=35 * PS,
     counter_handoff_s=40 * PS,
     tensor_core_setup_s=50 * PS,
     fp32_fma_per_clock_per_sm=1.0,
