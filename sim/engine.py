@@ -200,7 +200,7 @@ class _Engine:
         if granted is not None:
             left_by = yield granted
             self.span(run, Phase.SM_SLOTS, left_by, int(env.now))
-        placement = gpu.slots.place(work, held) if work.registers_per_thread else None
+        placement = gpu.slots.place(work, held, call.stream) if work.registers_per_thread else None
         if placement is not None and not placement.on:
             waited = True
             yield placement.whole
@@ -418,11 +418,13 @@ class _Engine:
 
     # -- streams ----------------------------------------------------------------------------------------------
 
-    def limit(self, room: _Room, one: Pass) -> StreamLimit:
-        """What the blocks of a pass can draw, at the kernel's pace."""
+    def limit(self, room: _Room, one: Pass, started: int | None = None) -> StreamLimit:
+        """What the blocks of a pass can draw, at the kernel's pace: those that are resident, or ``started`` of them."""
         blocks = one.num_blocks or room.work.num_blocks
+        if started is not None:
+            blocks = min(blocks, started)
         limit = room.gpu.memory.limit(
-            blocks, min(blocks, room.resident_blocks), room.work.bytes_in_flight_per_block, queues=room.work.queues
+            blocks, min(blocks, room.resident_blocks if started is None else started), room.work.bytes_in_flight_per_block, queues=room.work.queues
         )
         if room.pace == 1.0:
             return limit
@@ -440,7 +442,7 @@ class _Engine:
 
         The first ``skipped_bytes`` are read by blocks that started before.
         """
-        gpu, limit = room.gpu, self.limit(room, one)
+        gpu, limit = room.gpu, self.limit(room, one, blocks)
         budget = (room.resident_blocks if blocks is None else blocks) * room.work.bytes_in_flight_per_block
         reads = [read for read in one.reads if read.early and read.num_bytes]
         if not reads:

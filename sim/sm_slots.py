@@ -47,6 +47,7 @@ class Placement:
     missing: int
     carve_out: int  # shared memory of an SM that the first of its blocks sets
     whole: simpy.Event
+    stream: str = ""
     on: dict[int, int] = field(default_factory=dict)
 
 
@@ -127,8 +128,11 @@ class SmSlots:
         self._free_threads -= wanted.threads
         self._free_registers -= wanted.registers
 
-    def place(self, work: Work, held: Footprint) -> Placement:
-        """Put as many of the wave's blocks on SMs as fit now, evenly; the rest follows as others leave."""
+    def place(self, work: Work, held: Footprint, stream: str = "") -> Placement:
+        """Put as many of the wave's blocks on SMs as fit now, evenly; the rest follows as others leave.
+
+        Blocks of one stream start in the order of launch.
+        """
         needs = (
             work.smem_bytes_per_block,
             work.threads_per_block,
@@ -144,6 +148,7 @@ class SmSlots:
             missing=held.blocks,
             carve_out=next((one for one in CARVE_OUTS if one >= wanted), self._smem_per_sm),
             whole=simpy.Event(self._env),
+            stream=stream,
         )
         self._parts.append(placement)
         self._fill()
@@ -160,7 +165,10 @@ class SmSlots:
         self._fill()
 
     def _fill(self) -> None:
+        held_up: set[str] = set()
         for one in self._parts:
+            if one.stream in held_up:
+                continue
             before = -1
             while one.missing and one.missing != before:
                 before = one.missing
@@ -177,6 +185,7 @@ class SmSlots:
                         one.on[sm] = one.on.get(sm, 0) + 1
                         one.missing -= 1
             if one.missing:
-                break  # blocks start in the order of launch
-            one.whole.succeed()
+                held_up.add(one.stream)
+            else:
+                one.whole.succeed()
         self._parts = [one for one in self._parts if one.missing]

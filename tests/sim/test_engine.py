@@ -210,6 +210,19 @@ def test_a_launch_that_waits_for_room_is_ready_when_there_is_some(monkeypatch: P
     ]
 
 
+def test_blocks_that_find_room_later_draw_what_they_have_in_flight_themselves(monkeypatch: Patch) -> None:
+    machine = replace(TINY, hbm_in_flight_curve=((100.0, 1e12),))
+    # Nine SMs have no registers left beside a; of b one block starts, and the other nine when a has gone.
+    first = work(Pass(reads=(reads(3000),)), num_blocks=9, threads_per_block=500, registers_per_thread=128,
+                 bytes_in_flight_per_block=1000, max_blocks_per_sm=1)  # fmt: skip
+    second = work(Pass(reads=(reads(1000, early=True),)), num_blocks=10, threads_per_block=100, registers_per_thread=32,
+                  bytes_in_flight_per_block=100, max_blocks_per_sm=1)  # fmt: skip
+    calls = [call(0, "a", trigger="start"), call(1, "b", launch="pdl")]
+    timeline = simulate(monkeypatch, {"a": first, "b": second}, calls, machine, num_ranks=1)
+    # 900 bytes are asked for at the end of a, come from 100 later on, and nine blocks draw 0.9 a picosecond.
+    assert kernel(timeline, "b").end_ps == kernel(timeline, "a").end_ps + 100 + 1000
+
+
 def test_a_trigger_takes_its_own_time_to_let_a_kernel_in(monkeypatch: Patch) -> None:
     machine = replace(TINY, early_launch_s=1700 * PS)
     works = {"a": stream(3000), "b": stream(100)}
@@ -324,7 +337,9 @@ def test_fp4_weights_enter_the_tensor_core_at_a_rate_of_their_own(monkeypatch: P
     assert spans(kernel(timeline, "a"))[1:] == [("latency", 1000, 1100), ("compute", 1100, 1400)]
 
 
-@pytest.mark.parametrize(("barrier", "reduce_ps"), [(Barrier.NONE, 0), (Barrier.CLUSTER, 60), (Barrier.GRID, 90), (Barrier.LAST, 105)])
+@pytest.mark.parametrize(
+    ("barrier", "reduce_ps"), [(Barrier.NONE, 0), (Barrier.CLUSTER, 60), (Barrier.GRID, 90), (Barrier.LAST, 105)]
+)
 def test_barriers_by_kind(monkeypatch: Patch, barrier: Barrier, reduce_ps: int) -> None:
     ending = work(Pass(num_block_reductions=2, barrier=barrier, num_barriers=3))
     timeline = simulate(monkeypatch, {"a": ending}, [call(0, "a")], num_ranks=1)

@@ -175,6 +175,15 @@ def test_registers_keep_a_block_out() -> None:
     assert second.on == {3: 3} and second.missing == 1
 
 
+def test_a_stream_that_waits_for_room_does_not_hold_another_one_up() -> None:
+    sms = SmSlots(simpy.Environment(), HOPPER)
+    placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
+    placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
+    one = work(NOTHING, num_blocks=1, threads_per_block=128, registers_per_thread=32, smem_bytes_per_block=1024)
+    assert sms.place(one, sms.footprint(one), "aux").whole.triggered
+    assert not sms.place(one, sms.footprint(one)).whole.triggered
+
+
 def test_blocks_start_in_the_order_of_launch() -> None:
     sms = SmSlots(simpy.Environment(), HOPPER)
     running = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
