@@ -212,10 +212,10 @@ def test_a_launch_that_waits_for_room_is_ready_when_there_is_some(monkeypatch: P
 
 def test_blocks_that_find_room_later_draw_what_they_have_in_flight_themselves(monkeypatch: Patch) -> None:
     machine = replace(TINY, hbm_in_flight_curve=((100.0, 1e12),))
-    # Nine SMs have no registers left beside a; of b one block starts, and the other nine when a has gone.
-    first = work(Pass(reads=(reads(3000),)), num_blocks=9, threads_per_block=500, registers_per_thread=128,
+    # Nine SMs have no room left beside a; of b one block starts, and the other nine when a has gone.
+    first = work(Pass(reads=(reads(3000),)), num_blocks=9, threads_per_block=300, registers_per_thread=112,
                  bytes_in_flight_per_block=1000, max_blocks_per_sm=1)  # fmt: skip
-    second = work(Pass(reads=(reads(1000, early=True),)), num_blocks=10, threads_per_block=100, registers_per_thread=32,
+    second = work(Pass(reads=(reads(1000, early=True),)), num_blocks=10, threads_per_block=300, registers_per_thread=110,
                   bytes_in_flight_per_block=100, max_blocks_per_sm=1)  # fmt: skip
     calls = [call(0, "a", trigger="start"), call(1, "b", launch="pdl")]
     timeline = simulate(monkeypatch, {"a": first, "b": second}, calls, machine, num_ranks=1)
