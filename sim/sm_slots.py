@@ -65,8 +65,11 @@ class SmSlots:
         self._free_threads = self._num_sms * self._threads_per_sm
         self._free_registers = self._num_sms * REGISTERS_PER_SM
         self._waiting: list[tuple[Footprint, simpy.Event]] = []
-        # Of each SM: shared memory as carved out, threads and registers that are free, and blocks that are there.
-        self._rooms = [[self._smem_per_sm, self._threads_per_sm, REGISTERS_PER_SM, 0] for _ in range(self._num_sms)]
+        # Of each SM: shared memory as carved out, threads and registers that are free, blocks that are there, carve-out.
+        self._rooms = [
+            [self._smem_per_sm, self._threads_per_sm, REGISTERS_PER_SM, 0, self._smem_per_sm]
+            for _ in range(self._num_sms)
+        ]
         self._parts: list[Placement] = []  # of kernels that have not started whole, in the order of launch
 
     def footprint(self, work: Work) -> Footprint:
@@ -176,8 +179,10 @@ class SmSlots:
                 order = sorted(range(self._num_sms), key=lambda sm: (-self._rooms[sm][2], -self._rooms[sm][0], sm))
                 for sm in order:
                     room = self._rooms[sm]
-                    if one.missing and not room[3]:
-                        room[0] = one.carve_out
+                    # An SM that has only blocks of this kernel becomes idle as they end, and takes the others then.
+                    if one.missing and room[3] == one.on.get(sm, 0) and (not room[3] or room[4] < one.carve_out):
+                        room[0] += one.carve_out - room[4]
+                        room[4] = one.carve_out
                     if one.missing and all(room[number] >= need for number, need in enumerate(one.needs)):
                         room[3] += 1
                         for number, needed in enumerate(one.needs):

@@ -175,6 +175,15 @@ def test_registers_keep_a_block_out() -> None:
     assert second.on == {3: 3} and second.missing == 1
 
 
+def test_a_carve_out_of_others_does_not_hold_a_kernel_back_for_good() -> None:
+    sms = SmSlots(simpy.Environment(), HOPPER)
+    small = placed(sms, num_blocks=4, threads_per_block=128, registers_per_thread=48, smem_bytes_per_block=512)
+    large = placed(sms, num_blocks=28, threads_per_block=128, registers_per_thread=72, smem_bytes_per_block=3000)
+    assert len(large.on) == 4 and large.missing > 0  # one block beside each small one
+    sms.leave(small)
+    assert large.whole.triggered
+
+
 def test_a_stream_that_waits_for_room_does_not_hold_another_one_up() -> None:
     sms = SmSlots(simpy.Environment(), HOPPER)
     placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
