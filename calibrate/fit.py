@@ -409,8 +409,8 @@ READINGS: tuple[Reading, ...] = (
     Reading(
         field="prefetch_bytes_per_s_per_sm",
         digits=2,
-        note="Share of 8 MiB that is in L2 some time after 8 SMs asked for it; around: requests of 16 and 64 KiB by the "
-        "time that their issue takes, which blocks where the queue is full.",
+        note="Share of 8 MiB that is in L2 some time after 8 SMs asked for it; around: requests of 16 and 64 KiB by "
+        "the time that their issue takes, which blocks where the queue is full.",
         centre=_prefetched,
         around=_issued,
     ),
@@ -470,8 +470,8 @@ READINGS: tuple[Reading, ...] = (
     Reading(
         field="l2_queueing_utilisation",
         digits=2,
-        note="Rate of a stream with 32 KiB in flight on each SM, of that with 128 KiB: the last at which an L2 hit takes "
-        "less than 1.35 times as long; around: 24 and 48 KiB.",
+        note="Rate of a stream with 32 KiB in flight on each SM, of that with 128 KiB: the last at which an L2 hit "
+        "takes less than 1.35 times as long; around: 24 and 48 KiB.",
         centre=lambda read: _stream_share(read, 32),
         around=lambda read: [one for kib in (24, 48) for one in _stream_share(read, kib)],
     ),
@@ -505,8 +505,8 @@ READINGS: tuple[Reading, ...] = (
     Reading(
         field="block_refill_s",
         digits=2,
-        note="End of the last block on an SM to the first instruction there of a PDL kernel that had no room: by shared "
-        "memory, carve-out, threads and registers.",
+        note="End of the last block on an SM to the first instruction there of a PDL kernel that had no room: by "
+        "shared memory, carve-out, threads and registers.",
         centre=lambda read: _placed(read, "entry_after_sm", beside=False, blocks=[132, 132]),
         around=lambda read: _placed(read, "entry_after_sm", beside=False),
     ),
@@ -607,8 +607,8 @@ READINGS: tuple[Reading, ...] = (
     Reading(
         field="last_block_s",
         digits=3,
-        note="From the last arrival of a block to loaded data of all, through one counter, 64 blocks and all SMs; around: "
-        "fewer and more blocks, and a fence of every thread.",
+        note="From the last arrival of a block to loaded data of all, through one counter, 64 blocks and all SMs; "
+        "around: fewer and more blocks, and a fence of every thread.",
         centre=lambda read: [
             one
             for blocks in (64, read.file.num_sms)
@@ -633,8 +633,8 @@ READINGS: tuple[Reading, ...] = (
     Reading(
         field="loopback_visibility_s",
         digits=2,
-        note="A row pushed to slots of the own memory until a poller in another block has it, half a round: at one slot, "
-        "by a straight line over 1, 8 and 16; around: other grids at 16 slots.",
+        note="A row pushed to slots of the own memory until a poller in another block has it, half a round: at one "
+        "slot, by a straight line over 1, 8 and 16; around: other grids at 16 slots.",
         centre=lambda read: _slots(read, 0, same_block=False),
         around=lambda read: _slots_of_others(read, 0),
         joint=True,
@@ -651,7 +651,7 @@ READINGS: tuple[Reading, ...] = (
     Reading(
         field="fp4_weights_per_clock_per_sm",
         digits=2,
-        note="The multiplying loop of the experts out of shared memory, 14 and 16 warps: decoding, products, scales and "
+        note="The multiplying loop of the experts out of shared memory, 14 and 16 warps: decoding, products, scales, "
         "sums; around: 8 warps, and one block alone.",
         centre=lambda read: [
             one for warps in (14, 16) for one in _rates(read, "whole", warps, blocks=read.file.num_sms)
@@ -771,11 +771,13 @@ def fit(file: SampleFile, base: Machine, seed: int = 0) -> Calibration:
 def labels_read(file: SampleFile) -> set[str]:
     """Labels of the stable samples that any value is read from."""
     read = Reader(file)
-    for step in (*(partial(cases_of, one, read) for one in READINGS), lambda: _points(read, math.inf)):
+    steps: list[Callable[[], object]] = [partial(cases_of, one, read) for one in READINGS]
+    steps.append(partial(_points, read, math.inf))
+    for step in steps:
         try:
             step()
         except (Undetermined, KeyError):
-            continue
+            continue  # says nothing of other values
     survivals(read)
     read.all("hbm_loads_in_flight", "read_rate")
     read.all("l2_read", "read_rate")

@@ -1,7 +1,7 @@
 """Bandwidth that transfers share: the one rule for HBM, L2 and NVLink ports.
 
-Every transfer ``f`` has one rate ``r_f``, a cap ``c_f``, a share ``s_f`` and a weight ``w_fk`` on each resource ``k`` it
-crosses (a push to seven peers leaves its port with weight seven). Rates are max-min fair for their shares:
+Every transfer ``f`` has one rate ``r_f``, a cap ``c_f``, a share ``s_f`` and a weight ``w_fk`` on each resource ``k``
+it crosses (a push to seven peers leaves its port with weight seven). Rates are max-min fair for their shares:
 
     r_f <= c_f for all f,   sum_f w_fk r_f <= C_k for all k,
 

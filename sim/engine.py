@@ -423,8 +423,9 @@ class _Engine:
         blocks = one.num_blocks or room.work.num_blocks
         if started is not None:
             blocks = min(blocks, started)
+        resident = min(blocks, room.resident_blocks if started is None else started)
         limit = room.gpu.memory.limit(
-            blocks, min(blocks, room.resident_blocks if started is None else started), room.work.bytes_in_flight_per_block, queues=room.work.queues
+            blocks, resident, room.work.bytes_in_flight_per_block, queues=room.work.queues
         )
         if room.pace == 1.0:
             return limit

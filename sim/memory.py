@@ -3,8 +3,8 @@
 A stream's rate alone is capped by its bytes in flight. Streams that together ask for more than HBM gives queue, and a
 queue serves whoever has more in it: each gets a share in proportion to its bytes in flight (H200, calibrate/probes
 ``shared_hbm``: two streams with 2, 4 and 8 times the other's bytes in flight take 1.9, 3.5 and 6.7 times its rate), and
-what a cap leaves goes to the others. All bytes, from HBM or from L2, cross the L2 read port. Bytes that are written cost
-more than those read, by what HBM loses when it turns around (``hbm_copy_bytes_per_s``).
+what a cap leaves goes to the others. All bytes, from HBM or from L2, cross the L2 read port. Bytes that are written
+cost more than those read, by what HBM loses when it turns around (``hbm_copy_bytes_per_s``).
 
 L2 holds regions and replaces the least recently used lines. Measured on H200 (calibrate/probes, 2026-11): of a
 region, what survives other traffic falls linearly, ``(capacity - traffic) / region``, with a capacity of 39 of the
@@ -140,7 +140,7 @@ class Memory:
         )
 
     def prefetch_limit(self, num_blocks: int, bytes_in_flight_per_block: int) -> StreamLimit:
-        """What blocks that issue bulk prefetches, one on an SM, bring into L2: no ring holds them back, the issue does."""
+        """What blocks that issue bulk prefetches, one on an SM, bring into L2: the issue bounds them, no ring."""
         rate = min(
             self._machine.hbm_rate_for(num_blocks * bytes_in_flight_per_block),
             num_blocks * self._machine.prefetch_bytes_per_s_per_sm,
@@ -186,7 +186,9 @@ class Memory:
         else:
             self.l2.touch(region, from_l2, spent=True)
             self.l2.insert(SPENT, from_hbm)
-        hbm_done = self._ports.transfer(from_hbm, {HBM: 1, L2: 1}, limit.hbm_bytes_per_us, limit.queue_bytes, limit.share)
+        hbm_done = self._ports.transfer(
+            from_hbm, {HBM: 1, L2: 1}, limit.hbm_bytes_per_us, limit.queue_bytes, limit.share
+        )
         l2_done = self._ports.transfer(from_l2, {L2: 1}, limit.l2_bytes_per_us, share=limit.share)
         return hbm_done, l2_done, from_hbm, from_l2
 

@@ -65,7 +65,7 @@ class SmSlots:
         self._free_threads = self._num_sms * self._threads_per_sm
         self._free_registers = self._num_sms * REGISTERS_PER_SM
         self._waiting: list[tuple[Footprint, simpy.Event]] = []
-        # Of each SM: shared memory as carved out, threads and registers that are free, blocks that are there, carve-out.
+        # Of each SM: shared memory as carved out, threads and registers that are free, blocks there, carve-out.
         self._rooms = [
             [self._smem_per_sm, self._threads_per_sm, REGISTERS_PER_SM, 0, self._smem_per_sm]
             for _ in range(self._num_sms)

@@ -127,7 +127,7 @@ def sharing(gpu: Gpu, recorder: Recorder) -> None:
                 found.setdefault("together", ("1", []))[1].append(together)
             return found
 
-        parameters = {"same_sms": same_sms}
+        parameters: dict[str, Any] = {"same_sms": same_sms}
         for name, (kind, blocks, in_flight) in zip(("first", "second"), both, strict=False):
             parameters |= {f"{name}_kind": kind, f"{name}_blocks": blocks, f"{name}_bytes_in_flight_per_sm": in_flight}
         recorder.record("shared_hbm", parameters, sampler)

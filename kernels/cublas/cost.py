@@ -2,8 +2,8 @@
 
 Counts are those of a tensor-core tile of 64 outputs, nothing of which is loaded before the kernel starts. Where K is
 deep, cuBLAS splits it until about two blocks an SM of a Hopper GPU run, and a second launch adds up the parts: on an
-H200 products of depth 7168 with 448 to 3,584 outputs have one launch more, and none has one of 6,288 outputs or of depths
-up to 1536 (calibrate/probes, ``cublas_product``). That launch takes 1.60 to 1.71 us there, 0.24 us behind the first.
+H200 products of depth 7168 with 448 to 3,584 outputs have one launch more, one of 6,288 outputs and those of
+depths up to 1536 have not (calibrate/probes, ``cublas_product``). That launch takes 1.60 to 1.71 us there, 0.24 us behind the first.
 """
 
 from __future__ import annotations

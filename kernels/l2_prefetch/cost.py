@@ -26,8 +26,8 @@ def bulk(weights: Sequence[Weight], *, budget_bytes: int) -> Work:
         num_blocks=ISSUING_BLOCKS,
         threads_per_block=32,
         smem_bytes_per_block=0,
-        # A bulk request holds no register or shared memory of the SM. Beside a stream with 3.2 MB in flight eight blocks
-        # keep the 1.6 TB/s that they have alone (H200, calibrate/probes, ``prefetch_arrival``): as if with so many.
+        # A bulk request holds no register or shared memory of the SM. Beside a stream with 3.2 MB in flight eight
+        # blocks keep the 1.6 TB/s that they have alone (H200, probe ``prefetch_arrival``): as if with so many.
         bytes_in_flight_per_block=256 * 1024,
         max_blocks_per_sm=1,
         passes=(Pass(reads=tuple(reads)),),

@@ -57,7 +57,7 @@ def test_a_refit_writes_the_profile_and_a_page(folder: Path, capsys: Capture) ->
     assert (folder / "h200.json").read_bytes() == profile_path("h200").read_bytes()
     assert (document["machine"], document["profile"], document["seed"]) == ("h200", "h200.json", 0)
     values = {one["field"]: one for one in document["values"]}
-    assert values["grid_barrier_s"]["value"] == 9.26e-07
+    assert values["grid_barrier_s"]["value"] == 9.27e-07
     assert [case["central"] for case in values["grid_barrier_s"]["cases"]] == [True, False, False, False]
     assert len(document["refused"]) == 54
     text = (folder / document["files"]["html"]).read_text(encoding="utf-8")
@@ -67,7 +67,7 @@ def test_a_refit_writes_the_profile_and_a_page(folder: Path, capsys: Capture) ->
 def test_a_refit_prints_a_table(folder: Path, capsys: Capture) -> None:
     assert run("calibrate", "--from", str(DATA / "h200-primitives.json"), "--machine-out", "mine.json") == 0
     shown = capsys.readouterr().out
-    for words in ("908 samples, 54 refused", "l2_effective_bytes", "joint", "not determined, no probe", "mine.json"):
+    for words in ("1301 samples, 65 refused", "l2_effective_bytes", "joint", "not determined, no probe", "mine.json"):
         assert words in shown
     assert load_machine("mine.json").name == "mine"
 
@@ -191,10 +191,10 @@ def test_a_check_prints_every_kind_and_writes_its_page(
     assert "1 steps, none in a fit" in shown and "skinny_gemv 6288x7168, 1 row" in shown
 
 
-def test_no_step_and_only_one_kernel_gave_a_value() -> None:
+def test_no_step_and_no_kernel_gave_a_value() -> None:
     cases = check(load_machine("h200"), num_draws=2, kinds=("probe", "kernel"))
     used = [one.case for one in cases if one.kind == "kernel" and one.used_in_fit]
-    assert used == ["unfused all_reduce, 16 slots of this GPU, 1 row"]
+    assert used == []
     probes_used = [one.used_in_fit for one in cases if one.kind == "probe"]
     assert True in probes_used and False in probes_used
     assert all(one.inside_interval for one in cases if one.kind == "probe")

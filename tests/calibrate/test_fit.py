@@ -264,7 +264,8 @@ def test_a_planted_prefetch_rate_comes_back(tmp_path: Path) -> None:
         if case["probe"] == "prefetch_arrival" and case["parameters"]["after_us"] > 4:
             for run in case["readings"]["in_l2"]["runs"]:
                 run[:3] = [0.9] * 3
-    assert values_of(refitted(tmp_path, document))["prefetch_bytes_per_s_per_sm"].value == pytest.approx(150e9, rel=0.03)
+    one = values_of(refitted(tmp_path, document))["prefetch_bytes_per_s_per_sm"]
+    assert one.value == pytest.approx(150e9, rel=0.03)
 
 
 def test_a_planted_fork_comes_back(tmp_path: Path) -> None:

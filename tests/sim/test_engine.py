@@ -215,8 +215,8 @@ def test_blocks_that_find_room_later_draw_what_they_have_in_flight_themselves(mo
     # Nine SMs have no room left beside a; of b one block starts, and the other nine when a has gone.
     first = work(Pass(reads=(reads(3000),)), num_blocks=9, threads_per_block=300, registers_per_thread=112,
                  bytes_in_flight_per_block=1000, max_blocks_per_sm=1)  # fmt: skip
-    second = work(Pass(reads=(reads(1000, early=True),)), num_blocks=10, threads_per_block=300, registers_per_thread=110,
-                  bytes_in_flight_per_block=100, max_blocks_per_sm=1)  # fmt: skip
+    second = work(Pass(reads=(reads(1000, early=True),)), num_blocks=10, threads_per_block=300,
+                  registers_per_thread=110, bytes_in_flight_per_block=100, max_blocks_per_sm=1)  # fmt: skip
     calls = [call(0, "a", trigger="start"), call(1, "b", launch="pdl")]
     timeline = simulate(monkeypatch, {"a": first, "b": second}, calls, machine, num_ranks=1)
     # 900 bytes are asked for at the end of a, come from 100 later on, and nine blocks draw 0.9 a picosecond.
