@@ -238,6 +238,17 @@ def _forks(read: Reader) -> list[Statement]:
     return found
 
 
+def _uneven(read: Reader) -> list[Statement]:
+    whole = read.one("hbm_bulk_in_flight", "read_rate", bytes_in_flight_per_sm=2 * LOADED_BYTES, stages=8)
+    found = []
+    for one, rate in read.all("hbm_bulk_by_sms", "read_rate"):
+        blocks, sms = one.parameters["blocks"], read.file.num_sms
+        if sms / 2 < blocks < sms:
+            paired = (2 * blocks - sms) / blocks
+            found.append((one.label, (1 - rate / whole) / (4 * paired * (1 - paired))))
+    return found
+
+
 def _copies(read: Reader, form: str, in_flight: int, **parameters: Any) -> list[Statement]:
     return _named(
         read.all(
@@ -394,6 +405,14 @@ READINGS: tuple[Reading, ...] = (
             for one in _named(read.all("hbm_bulk_by_sms", "read_rate", blocks=blocks), 1 / blocks)
         ],
         around=lambda read: _named(read.all("hbm_loads_by_sms", "read_rate", blocks=1)),
+    ),
+    Reading(
+        field="hbm_uneven_loss",
+        digits=2,
+        note="Bulk copies with 128 KiB in flight on 96 SMs against all 132, by the share of blocks that have a pair of "
+        "SMs to themselves (sim/machine.py, even_share).",
+        centre=_uneven,
+        joint=True,
     ),
     Reading(
         field="hbm_copy_bytes_per_s",

@@ -78,6 +78,8 @@ class Machine:
     hbm_latency_s: float = field(metadata=_unit("s", zero=True))
     hbm_in_flight_curve: Curve = field(metadata=_unit("B/SM, B/s"))
     hbm_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
+    # What a grid on more than half of the SMs and not on all loses at most: blocks that share a pair of SMs end last
+    hbm_uneven_loss: float = field(metadata=_unit("1", zero=True))
     # Bytes moved where as many are written as are read, and what one SM brings into L2 by bulk prefetches
     hbm_copy_bytes_per_s: float = field(metadata=_unit("B/s"))
     prefetch_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
@@ -156,6 +158,17 @@ class Machine:
     def l2_latency_s(self) -> float:
         """Mean of near and far: addresses are hashed over both partitions, so reads meet both equally."""
         return (self.l2_near_latency_s + self.l2_far_latency_s) / 2
+
+    def even_share(self, num_blocks: int) -> float:
+        """Share of the read rate that a grid with one block an SM reaches, blocks having equal parts of the bytes.
+
+        Blocks go to one SM of each pair first. Where some then have a pair to themselves and others have not, those
+        read faster and end sooner: most is lost where each is half of the blocks, nothing where all are alike.
+        """
+        if not self.num_sms / 2 < num_blocks < self.num_sms:
+            return 1.0
+        paired = (2 * num_blocks - self.num_sms) / num_blocks
+        return 1.0 - self.hbm_uneven_loss * 4 * paired * (1 - paired)
 
     def hbm_rate_for(self, bytes_in_flight: float) -> float:
         """HBM read rate in bytes/s that ``bytes_in_flight`` over the whole GPU sustain.
@@ -445,6 +458,8 @@ def _check_consistency(machine: Machine) -> None:
         low, high = getattr(machine, smaller), getattr(machine, larger)
         if low > high:
             raise _Refusal(f"{smaller} is {low}, accepted is at most {larger}, which is {high}")
+    if machine.hbm_uneven_loss >= 1:
+        raise _Refusal(f"hbm_uneven_loss is {machine.hbm_uneven_loss}, accepted is a share below 1")
     if not 0 < machine.l2_queueing_utilisation < 1:
         raise _Refusal(
             f"l2_queueing_utilisation is {machine.l2_queueing_utilisation}, accepted is a share between 0 and 1"

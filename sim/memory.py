@@ -132,6 +132,7 @@ class Memory:
         sms = min(num_blocks, int(self._machine.num_sms))
         in_flight = resident_blocks * bytes_in_flight_per_block
         hbm = min(self._machine.hbm_rate_for(in_flight), sms * self._machine.hbm_bytes_per_s_per_sm)
+        hbm = min(hbm, self._machine.hbm_read_bytes_per_s * self._machine.even_share(num_blocks))
         return StreamLimit(
             bytes_per_us(hbm),
             bytes_per_us(sms * self._machine.l2_bytes_per_s_per_sm),

@@ -268,6 +268,17 @@ def test_a_planted_prefetch_rate_comes_back(tmp_path: Path) -> None:
     assert one.value == pytest.approx(150e9, rel=0.03)
 
 
+def test_a_planted_loss_of_uneven_grids_comes_back(tmp_path: Path) -> None:
+    """96 of 132 SMs: 60 blocks share 30 pairs, which loses 15/16 of the most that can be lost."""
+    document = stored()
+    whole = Reader(shipped().file).one("hbm_bulk_in_flight", "read_rate", bytes_in_flight_per_sm=131072, stages=8)
+    planted_medians(
+        document, "hbm_bulk_by_sms", "read_rate",
+        lambda parameters: whole * (1 - 0.15 * 15 / 16) if parameters["blocks"] == 96 else None,
+    )  # fmt: skip
+    assert values_of(refitted(tmp_path, document))["hbm_uneven_loss"].value == pytest.approx(0.15, rel=0.06)
+
+
 def test_a_planted_fork_comes_back(tmp_path: Path) -> None:
     document = stored()
     for probe in ("graph_join", "graph_fork_join"):

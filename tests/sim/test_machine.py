@@ -37,6 +37,7 @@ UNITS = {
     "hbm_latency_s": "s",
     "hbm_in_flight_curve": "B/SM, B/s",
     "hbm_bytes_per_s_per_sm": "B/s",
+    "hbm_uneven_loss": "1",
     "hbm_copy_bytes_per_s": "B/s",
     "prefetch_bytes_per_s_per_sm": "B/s",
     "l2_capacity_bytes": "B",

@@ -31,6 +31,7 @@ TINY = replace(
     hbm_latency_s=100 * PS,
     hbm_in_flight_curve=((1000.0, 1e12),),
     hbm_bytes_per_s_per_sm=1e12,
+    hbm_uneven_loss=0.0,
     hbm_copy_bytes_per_s=1e12,
     prefetch_bytes_per_s_per_sm=1e12,
     l2_effective_bytes=10_000,
