@@ -33,8 +33,13 @@ from k3sim.calibrate.probes import (
     synchronisation,
     tiny,
 )
-from k3sim.calibrate.probes.gpu import PRELUDE, Gpu
-from k3sim.calibrate.probes.recorder import Recorder
+from k3sim.calibrate.probes.clocks import clock_report
+from k3sim.calibrate.probes.gpu import PRELUDE, Gpu, compile_probes
+from k3sim.calibrate.probes.recorder import MOST_KEPT, CannotResume, Recorder, checksum
+
+__all__ = [
+    "MOST_KEPT", "PROBES", "SOURCE", "CannotResume", "Gpu", "Recorder", "checksum", "clock_report", "compile_probes",
+]  # fmt: skip
 
 _FAMILIES = (
     hbm, latencies, l2, clocks, boundaries, synchronisation, tiny,

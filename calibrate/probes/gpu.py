@@ -144,7 +144,7 @@ class Gpu:
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
         torch.zeros(1, device="cuda")  # makes the context
-        cubin = compile_probes(source, properties.major, properties.minor)
+        cubin = compile_probes(properties.major, properties.minor, source)
         self._module = self.call(driver.cuModuleLoadData(cubin))
         self._functions: dict[str, Any] = {}
         # Values below 2^31, which `depend` relies on; random, since zeros can read faster.
@@ -231,9 +231,9 @@ class Gpu:
 
     def graph(self, body: Callable[[], None]) -> Any:
         """The launches that ``body`` makes, as an executable graph."""
-        return self.call(self.driver.cuGraphInstantiate(self.captured(body), 0))
+        return self.call(self.driver.cuGraphInstantiate(self.capture(body), 0))
 
-    def captured(self, body: Callable[[], None]) -> Any:
+    def capture(self, body: Callable[[], None]) -> Any:
         """The launches that ``body`` makes, as a graph."""
         driver = self.driver
         handle = self.stream.cuda_stream
@@ -256,8 +256,8 @@ class Gpu:
         return [1e3 * begin.elapsed_time(end) for begin, end in pairs]
 
 
-def compile_probes(source: str, major: int, minor: int) -> bytes:
-    """Machine code of the probes for one compute capability."""
+def compile_probes(major: int, minor: int, source: str) -> bytes:
+    """Machine code of ``source``, which has ``PRELUDE`` in front, for one compute capability."""
     from cuda.bindings import nvrtc  # type: ignore[import-not-found, unused-ignore]
 
     error, program = nvrtc.nvrtcCreateProgram(source.encode(), b"probes.cu", 0, [], [])

@@ -40,7 +40,7 @@ def split_products(gpu: Gpu, recorder: Recorder) -> None:
 
         body(1)  # cuBLAS allocates its workspace before the capture
         gpu.stream.synchronize()
-        nodes = gpu.call(gpu.driver.cuGraphGetNodes(gpu.captured(lambda: body(1)), 0)[::2])
+        nodes = gpu.call(gpu.driver.cuGraphGetNodes(gpu.capture(lambda: body(1)), 0)[::2])
         launches = nodes / CHAIN
         one, three = gpu.graph(lambda: body(1)), gpu.graph(lambda: body(3))
 

@@ -147,7 +147,7 @@ def test_the_program_compiles_for_every_architecture() -> None:
     except Exception as missing:  # the binding is there and the library is not
         pytest.skip(str(missing).splitlines()[0])
     for capability in ((9, 0), (10, 0), (10, 3)):
-        assert compile_probes(SOURCE, *capability)[:4] == b"\x7fELF"
+        assert compile_probes(*capability, SOURCE)[:4] == b"\x7fELF"
 
 
 def test_every_probe_says_what_it_isolates_and_how_it_could_mislead() -> None:
