@@ -142,7 +142,7 @@ def _us(value: float, unit: str) -> float:
 
 def measured_chains() -> Iterator[tuple[str, float, Sequence[own_kernels.Link]]]:
     """Name, microseconds a round, and kernels of every stored chain that the simulator has costs for."""
-    for timing in own_kernels.readings()["timings"]:
+    for timing in own_kernels.readings():
         links = own_kernels.CHAINS.get((timing["operator"], timing["case"]))
         if links is None:
             continue

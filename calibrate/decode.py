@@ -2,7 +2,9 @@
 
 The second form needs torch and the kernels alone, for machines on which the rest of the package is not installed. One
 rank runs on one GPU, in loop-back where its layout has peers; under ``torchrun --nproc-per-node 8 -m
-k3sim.calibrate.decode --tp 8 --layers 40`` each GPU of a host runs one, and they exchange over NVLink.
+k3sim.calibrate.decode --tp 8 --layers 40`` each GPU of a host runs one, and they exchange over NVLink. With fewer
+processes than ranks, if they divide them, each GPU stands for several ranks (``kernels/symmetric.py``); the output says
+so.
 
 What is measured, in this order: memory, the read bandwidth of the same GPU, replays of the captured step between
 events, and one profiled replay for start and end of every kernel (CUPTI, through torch's profiler).
@@ -62,6 +64,7 @@ class DecodeOptions:
     replays: int = 200
     seed: int = 0
     profile: bool = True
+    loop_back: bool = False  # under torchrun, too, each rank by itself
 
     def command(self) -> str:
         """The command line that repeats it."""
@@ -73,6 +76,7 @@ class DecodeOptions:
             words += ["--kv-dtype", self.kv_dtype]
         words += [word for switch in self.with_switches for word in ("--with", switch)]
         words += [word for switch in self.without for word in ("--without", switch)]
+        words += ["--loop-back"] * self.loop_back
         return " ".join(words)
 
 
@@ -101,6 +105,7 @@ class Case:
 def case_of(options: DecodeOptions) -> Case:
     """Check everything that needs no GPU. Raises UserError."""
     from k3sim.kernels.engine.weights import subset
+    from k3sim.kernels.symmetric import check_standing
 
     architecture = load_architecture()
     architecture = subset(architecture, architecture.num_layers if options.layers is None else options.layers)
@@ -110,6 +115,7 @@ def case_of(options: DecodeOptions) -> Case:
     layout = Layout(tp=options.tp)
     check_layout(architecture, layout)
     check_own(architecture, layout, options.concurrency)
+    check_standing(options.tp, exchanging_gpus(options))
     if options.kv_dtype not in KV_DTYPE_BYTES:
         raise UserError(f"unknown KV cache type {options.kv_dtype!r}; accepted: {', '.join(KV_DTYPE_BYTES)}")
     workload = Workload(concurrency=options.concurrency, context=options.context, kv_dtype=options.kv_dtype)  # type: ignore[arg-type]
@@ -143,6 +149,7 @@ class Measured:
     timeline: Timeline | None = None
     num_launches: int = 0
     notes: tuple[str, ...] = field(default=())
+    num_gpus: int = 1  # that exchange with one another; with fewer than ranks, each stands for several
 
     @property
     def step_us(self) -> float:
@@ -168,6 +175,7 @@ class Measured:
             "model": case.architecture.name,
             "machine": str(self.environment.get("gpu", "")),
             "layout": case.layout.tag,
+            "gpus": self.num_gpus,
             "path": case.path.name,
             "kernels": case.path.kernel_set,
             "switches": [switch for switch in case.path.switch_order if switch in case.path.switches],
@@ -277,15 +285,31 @@ def decode(options: DecodeOptions) -> Measured:
     return measure(case, weights, rate, started=started)
 
 
+def num_processes() -> int:
+    """Processes that run together, one a GPU: what torchrun sets, else 1. Raises UserError for what is no number."""
+    given = os.environ.get("WORLD_SIZE", "1")
+    if not given.isdigit() or int(given) < 1:
+        raise UserError(f"WORLD_SIZE is {given!r}; accepted is a number of processes above 0")
+    return int(given)
+
+
+def exchanging_gpus(options: DecodeOptions) -> int:
+    """GPUs whose ranks exchange with one another."""
+    return 1 if options.loop_back else num_processes()
+
+
 def join_processes() -> int:
-    """This process's rank: 0 where it is alone; under torchrun, one process a GPU of one host, joined to the others."""
+    """This process's rank: 0 where it is alone; under torchrun, one process a GPU of one host, joined to the others.
+
+    Raises UserError where there are more processes than GPUs.
+    """
     import torch
 
-    num_processes, index = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
-    if num_processes > 1:
+    count, index = num_processes(), int(os.environ.get("LOCAL_RANK", "0"))
+    if count > 1:
         num_gpus = torch.cuda.device_count()
-        if num_processes > num_gpus:
-            raise UserError(f"{num_processes} processes on {num_gpus} GPUs; start one a GPU of one host")
+        if count > num_gpus:
+            raise UserError(f"{count} processes on {num_gpus} GPUs; start one a GPU of one host")
         torch.cuda.set_device(index)
         if not torch.distributed.is_initialized():
             torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", index))
@@ -333,31 +357,37 @@ def measure(case: Case, weights: RankWeights, read_bytes_per_s: float, *, starte
         timeline=timeline,
         num_launches=num_launches,
         notes=tuple(notes),
+        num_gpus=exchanging_gpus(case.options),
     )
 
 
 def build(case: Case, weights: RankWeights) -> tuple[Rank, Step]:
     """A rank on the current GPU and its step, which has not run yet.
 
-    Alone it is in loop-back; under torchrun it is connected to the ranks of the other processes.
+    Alone it is in loop-back; under torchrun it is connected to the ranks of the other processes, unless loop-back is
+    asked for.
     """
     import torch
 
     from k3sim.kernels.engine.exchange import connect_kernels, connect_symmetric
     from k3sim.kernels.engine.kernel_calls import KERNEL_CALLS
-    from k3sim.kernels.engine.state import build_rank
+    from k3sim.kernels.engine.state import build_rank, clear
     from k3sim.kernels.engine.step import Step
 
     parts = (case.architecture, case.layout, case.workload, case.program)
-    alone = not torch.distributed.is_initialized()
-    index = 0 if alone else torch.distributed.get_rank()
+    index = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     device = f"cuda:{torch.cuda.current_device()}"
     rank = build_rank(
         *parts, weights, index=index, max_tokens=case.max_tokens, seed=case.options.seed, device=device
     )
-    if alone:
-        connect_kernels([rank], loop_back=True)
-    else:
+    tokens = rank.sequence.tokens.clone()
+    connect_kernels([rank], loop_back=True)
+    rank.sequence.tokens.add_(rank.first_token)  # of its own share: nobody else embeds it
+    if exchanging_gpus(case.options) > 1:
+        # A first step by itself compiles everything: a peer that waits for a push would lose patience meanwhile.
+        Step([rank], KERNEL_CALLS).run()
+        torch.cuda.synchronize()
+        clear(rank, case.first_length, tokens)
         connect_symmetric(rank, torch.distributed.group.WORLD)
     return rank, Step([rank], KERNEL_CALLS)
 
@@ -379,7 +409,7 @@ def time_replays(step: Step, rank: Rank, case: Case) -> tuple[float, ...]:
         end.record()
     torch.cuda.synchronize()
     mine = tuple(start.elapsed_time(end) * 1e3 for start, end in pairs)
-    if not torch.distributed.is_initialized():
+    if exchanging_gpus(case.options) == 1:
         return mine
     every: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(every, mine)
@@ -576,10 +606,22 @@ def table_cases(options: DecodeOptions) -> list[DecodeOptions]:
     return found
 
 
+def link_cases(options: DecodeOptions) -> list[DecodeOptions]:
+    """For several GPUs: both paths by the number of rows, over the link, and at one row looped back as well."""
+    found = [
+        replace(options, path=path, concurrency=rows, profile=False, loop_back=False)
+        for rows in (1, 8, 16, 2, 4)
+        for path in ("stock", "fused")
+    ]
+    found[2:2] = [replace(one, loop_back=True) for one in found[:2]]
+    return found
+
+
 def run_table(options: DecodeOptions, file: Path, *, budget_s: float) -> int:
     """Measure what ``file`` does not hold yet, one set of weights for all, and write it after every case.
 
-    No case begins once ``budget_s`` have passed. Returns how many are left. Raises UserError as ``decode`` does.
+    Under torchrun the cases are those of ``link_cases``; the first process writes. No case begins once ``budget_s``
+    have passed. Returns how many are left. Raises UserError as ``decode`` does.
     """
     require_gpu()
     import torch
@@ -591,9 +633,11 @@ def run_table(options: DecodeOptions, file: Path, *, budget_s: float) -> int:
     began = time.perf_counter()
     rows: list[dict[str, Any]] = json.loads(file.read_text())["steps"] if file.exists() else []
     done = {row["command"] for row in rows}
-    cases = [case_of(one) for one in table_cases(options) if one.command() not in done]
+    wanted = table_cases(options) if num_processes() == 1 else link_cases(options)
+    cases = [case_of(one) for one in wanted if one.command() not in done]
     if not cases:
         return 0
+    index = join_processes()
     free_bytes, _ = torch.cuda.mem_get_info()
     largest = max(
         cases, key=lambda case: (case.workload.concurrency * case.workload.context, case.path.name == "stock")
@@ -605,29 +649,47 @@ def run_table(options: DecodeOptions, file: Path, *, budget_s: float) -> int:
         largest.path,
         max_tokens=largest.max_tokens,
         free_bytes=free_bytes,
+        also=tuple({case.path.switches: case.path for case in cases}.values()),
     )
     rate, _ = read_rate()
     torch.cuda.empty_cache()
     programs = [case.program for case in cases]
-    weights = random_weights(programs, cases[0].architecture, cases[0].layout, seed=options.seed)
+    weights = random_weights(
+        programs, cases[0].architecture, cases[0].layout, seed=options.seed, index=index, device=f"cuda:{index}"
+    )
     left = len(cases)
     for case in cases:
-        if time.perf_counter() - began > budget_s:
+        if largest_of_all(time.perf_counter() - began) > budget_s:
             break
         measured = measure(case, weights, rate)
         row = measured.to_dict()
         for name in ("needed_bytes", "allocated_bytes", "start_s", "num_launches"):
             del row[name]  # of a rank that holds the weights of every path, and is not profiled
+        left -= 1
+        if index:
+            del measured
+            torch.cuda.empty_cache()
+            continue
         rows.append(row)
         partial = file.with_name(f".{file.name}.partial")
         partial.write_text('{"steps": [\n' + ",\n".join(json.dumps(one) for one in rows) + "\n]}\n")
         partial.replace(file)
         sys.stdout.write(f"{measured.step_us:10.1f} us  {case.options.command()}\n")
         sys.stdout.flush()
-        left -= 1
         del measured
         torch.cuda.empty_cache()
     return left
+
+
+def largest_of_all(value: float) -> float:
+    """The largest of all processes' values, so that they decide alike."""
+    import torch
+
+    if not torch.distributed.is_initialized():
+        return value
+    found = torch.tensor(value, dtype=torch.float64, device="cuda")
+    torch.distributed.all_reduce(found, op=torch.distributed.ReduceOp.MAX)
+    return float(found)
 
 
 # ---- what is printed ------------------------------------------------------------------------------------------------
@@ -640,6 +702,7 @@ def lines_of(measured: Measured) -> list[str]:
         f"{case.options.command()}",
         f"{measured.environment.get('gpu', 'GPU')}, {case.architecture.num_layers} layers, {case.layout.tag}, "
         f"concurrency {case.workload.concurrency}, context {case.workload.context}",
+        *standing_lines(case.layout.tp, measured.num_gpus),
         f"step {measured.step_us:.1f} us (p10 {measured.percentile_us(10):.1f}, p90 {measured.percentile_us(90):.1f}, "
         f"{len(measured.samples_us)} replays), {1e6 / measured.step_us:.1f} tok/s/user",
         f"floor {measured.floor_us:.1f} us: {measured.moved_bytes / 1e9:.2f} GB at "
@@ -661,6 +724,18 @@ def lines_of(measured: Measured) -> list[str]:
         ]
         lines += part_lines(measured.to_dict())
     return [*lines, *measured.notes]
+
+
+def standing_lines(num_ranks: int, num_gpus: int) -> list[str]:
+    """Who the ranks' peers are."""
+    if num_gpus == num_ranks > 1:
+        return [f"{num_gpus} GPUs, a rank each, exchange over NVLink"]
+    if num_gpus > 1:
+        return [
+            f"{num_gpus} GPUs stand for {num_ranks} ranks, each for {num_ranks // num_gpus}: of a rank's {num_ranks} "
+            f"pushes {num_ranks - num_ranks // num_gpus} cross NVLink and the others land in its own memory"
+        ]
+    return ["one GPU, its peers looped back: no push crosses a link"] if num_ranks > 1 else []
 
 
 def part_lines(document: Mapping[str, Any]) -> list[str]:
@@ -697,6 +772,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=None)
     parser.add_argument("--kv-dtype", default=defaults.kv_dtype)
     parser.add_argument("--no-profile", dest="profile", action="store_false")
+    parser.add_argument("--loop-back", action="store_true", help="under torchrun, too, each rank by itself")
     parser.add_argument("--table", default="", metavar="FILE", help="measure every case of the table into FILE")
     parser.add_argument("--budget-s", type=float, default=480.0, help="begin no case of the table after these seconds")
     parser.add_argument("--json", action="store_true")
@@ -708,13 +784,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if table:
             left = run_table(DecodeOptions(**given), Path(table), budget_s=budget_s)
-            sys.stdout.write(f"{left} cases left\n")
+            if os.environ.get("RANK", "0") == "0":
+                sys.stdout.write(f"{left} cases left\n")
             return 0
         measured = decode(DecodeOptions(**given))
     except UserError as error:
         sys.stderr.write(f"k3sim: {error}\n")
         return 2
-    if int(os.environ.get("RANK", "0")):
+    if os.environ.get("RANK", "0") != "0":
         return 0  # the first of several processes reports for all
     if out:
         write(measured, Path(out))

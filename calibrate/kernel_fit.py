@@ -109,8 +109,13 @@ def fit_stored(machine: Machine) -> list[KernelFit]:
     return [fit_kernels(card, stored_shapes(cases), parameters) for parameters, cases in GROUPS]
 
 
-def fit_kernels(machine: Machine, shapes: Sequence[Shape], parameters: Parameters) -> KernelFit:
-    """Fit ``parameters`` of ``machine`` to ``shapes``, at least as many. Needs scipy."""
+def fit_kernels(
+    machine: Machine, shapes: Sequence[Shape], parameters: Parameters, *, leave_out: bool = True
+) -> KernelFit:
+    """Fit ``parameters`` of ``machine`` to ``shapes``, at least as many. Needs scipy.
+
+    ``leave_out``: also a fit without each shape, which takes as many fits as there are shapes.
+    """
     require_scipy()
     assert len(shapes) >= len(parameters), (len(shapes), len(parameters))
     problem = _Problem(machine, shapes, parameters)
@@ -120,7 +125,7 @@ def fit_kernels(machine: Machine, shapes: Sequence[Shape], parameters: Parameter
     noise = max(LEAST_NOISE, math.sqrt(sum(one * one for one in residuals) / freedom))
     found = tuple(problem.profile(name, best, noise) for name in parameters)
     left_out = {}
-    if len(shapes) > len(parameters):
+    if leave_out and len(shapes) > len(parameters):
         for index, shape in enumerate(shapes):
             others = _Problem(machine, [*shapes[:index], *shapes[index + 1 :]], parameters)
             left_out[shape.case] = math.exp(problem.log_ratio(shape, others.solve({}))) - 1

@@ -1,7 +1,7 @@
 """Readings of the project's own kernels on one H200 (``k3sim kernels bench``) beside what their costs say.
 
 A reading is a chain of calls on rotated copies in one CUDA graph, with programmatic dependent launch between them;
-pairs that push and poll are looped back. ``data/h200-kernels.json`` holds the samples. cuBLAS's are those of its peers
+pairs that push and poll are looped back. ``data/h200-kernels*.json`` hold the samples. cuBLAS's are those of its peers
 there, in the same chain on plain graph edges.
 """
 
@@ -14,14 +14,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.validate import Row, published_rows
+from k3sim.calibrate.validate import Row
 from k3sim.model.paths import find_path
 from k3sim.model.program import Call, Program, Weight
 from k3sim.sim.engine import simulate
 from k3sim.sim.machine import Machine, load_machine, looped_back, of_card
 from k3sim.sim.timeline import PS_PER_US
 
-READINGS = Path(__file__).parent / "data" / "h200-kernels.json"
+# The second holds kernels that were changed after the first was measured, on another H200; its readings count.
+READINGS = tuple(Path(__file__).parent / "data" / name for name in ("h200-kernels.json", "h200-kernels-changed.json"))
+KDA_READINGS = Path(__file__).parent / "data" / "h200-kda-attn-res.json"
+#: Rows that only that file has, and the name of their timing.
+MANY_ROWS = ((32, "kda h12 b32 c0/256 fp32 weights hot pdl1"), (128, "kda h12 b128 c0/256 fp32 weights hot pdl1"))
 LOOPS = 12  # calls of a chain; the first ones are not counted
 WARM_UP = 3
 GEMVS = (
@@ -177,9 +181,13 @@ def chain_us(links: Sequence[Link], machine: Machine) -> float:
 
 
 @cache
-def readings() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(READINGS.read_text(encoding="utf-8"))
-    return document
+def readings() -> tuple[dict[str, Any], ...]:
+    """Timings, each with the name of its ``file``; of two of one case the later file's."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for file in READINGS:
+        for timing in json.loads(file.read_text(encoding="utf-8"))["timings"]:
+            found[timing["operator"], timing["case"]] = {**timing, "file": file.name}
+    return tuple(found.values())
 
 
 def measured_card(machine: Machine) -> Machine:
@@ -195,19 +203,32 @@ def own_kernel_rows() -> list[Row]:
             label=f"h200: {timing['operator']} {timing['case']}",
             measured=timing["median_us"],
             predicted=chain_us(CHAINS[timing["operator"], timing["case"]], machine),
-            source=f"calibrate/data/{READINGS.name}, {timing['date'][:10]}",
+            source=f"calibrate/data/{timing['file']}, {timing['date'][:10]}",
         )
-        for timing in readings()["timings"]
+        for timing in readings()
         if (timing["operator"], timing["case"]) in CHAINS
     ]
-    return rows + published_rows("own_kernels")  # more rows than that file has
+    return rows + [
+        Row(
+            label=f"h200: kda_decode 12 heads, {num_rows} rows",
+            measured=_kda_median_us(name),
+            predicted=chain_us((_kda(12, num_rows),), load_machine("h200")),
+            source=f"calibrate/data/{KDA_READINGS.name}, 2026-11-29",
+        )
+        for num_rows, name in MANY_ROWS
+    ]
+
+
+def _kda_median_us(name: str) -> float:
+    timings = json.loads(KDA_READINGS.read_text(encoding="utf-8"))["timings"]
+    return float(next(timing["median_us"] for timing in timings if timing["name"] == name))
 
 
 def cublas_rows() -> list[Row]:
     """cuBLAS on the same shapes, on plain graph edges."""
     machine = looped_back(measured_card(load_machine("h200")))
     rows = []
-    for timing in readings()["timings"]:
+    for timing in readings():
         links = CHAINS.get((timing["operator"], timing["case"]), ())
         for peer in timing["peers"]:
             if timing["operator"] == "skinny_gemv" and peer["name"] == "cuBLAS":
@@ -218,7 +239,7 @@ def cublas_rows() -> list[Row]:
                         label=f"h200: cuBLAS {timing['case']}",
                         measured=peer["median_us"],
                         predicted=chain_us((link,), machine),
-                        source=f"calibrate/data/{READINGS.name}, {timing['date'][:10]}",
+                        source=f"calibrate/data/{timing['file']}, {timing['date'][:10]}",
                     )
                 )
     return rows

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.validate import Row
+from k3sim.kernels.engine.weights import subset
 from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import SWITCHES, find_path
-from k3sim.sim.machine import load_machine, looped_back, of_card
+from k3sim.sim.machine import load_machine, looped_back, of_card, standing_in
 from k3sim.sim.predict import Prediction, Question, predict
 from k3sim.sim.skew import Skew
 from k3sim.sim.timeline import PS_PER_US
@@ -28,14 +29,19 @@ PROFILES = {"NVIDIA H200": "h200"}
 
 
 def predict_measured(step: Mapping[str, Any]) -> Prediction:
-    """Prediction for what a measured step says of itself: one rank, its peers looped back."""
+    """Prediction for what a measured step says of itself: its layers, and who its ranks' peers were.
+
+    One GPU's are looped back, and nobody is late; several exchange over NVLink, a rank each or standing for all ranks.
+    """
     tp = int(step["layout"].removeprefix("tp").partition("ep")[0])
+    num_gpus = step.get("gpus", 1)
+    machine = of_card(load_machine(PROFILES[step["machine"]]), step["read_bytes_per_s"])
     question = Question(
-        architecture=load_architecture(),
+        architecture=subset(load_architecture(), step["layers"]),
         layout=Layout(tp=tp),
         workload=Workload(concurrency=step["concurrency"], context=step["context"], kv_dtype=step["kv_dtype"]),
-        machine=looped_back(of_card(load_machine(PROFILES[step["machine"]]), step["read_bytes_per_s"])),
-        skew=Skew.OFF,
+        machine=looped_back(machine) if num_gpus == 1 else standing_in(machine, num_gpus, tp),
+        skew=Skew.OFF if num_gpus == 1 else Skew.EXPECTED,
     )
     return predict(question, find_path(step["path"], with_switches=tuple(step["switches"]), kernel_set="own"))
 

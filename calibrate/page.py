@@ -193,7 +193,7 @@ def error_figure(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _fit_sections(fit: Mapping[str, Any]) -> list[str]:
-    values = _table(
+    values = html_table(
         ("field", "value", "low", "high", "unit", "how", "worst case left out"),
         (
             (
@@ -234,19 +234,19 @@ def _fit_sections(fit: Mapping[str, Any]) -> list[str]:
         sections.append(
             "<section><h2>What kernels say of values without a probe</h2><p>Reported, not put into the profile: such a "
             "value also takes up what a cost function leaves out.</p><div class='wide'>"
-            f"{_table(columns, kernels, numbers=(1, 2, 3, 4))}</div></section>"
+            f"{html_table(columns, kernels, numbers=(1, 2, 3, 4))}</div></section>"
         )
-    refused = _table(("sample", "why"), ((one["case"], one["reason"]) for one in fit["refused"]))
+    refused = html_table(("sample", "why"), ((one["case"], one["reason"]) for one in fit["refused"]))
     sections.append(
         "<section><h2>Not determined</h2><p>The profile keeps what it had.</p><div class='wide'>"
-        f"{_table(('field', 'why'), fit['undetermined'].items())}</div>"
+        f"{html_table(('field', 'why'), fit['undetermined'].items())}</div>"
         f"<details><summary>Refused samples</summary><div class='wide'>{refused}</div></details></section>"
     )
     return sections
 
 
 def _check_sections(check: Mapping[str, Any]) -> list[str]:
-    rows = _table(
+    rows = html_table(
         ("kind", "case", "measured us", "predicted us", "error", "interval us", "inside", "in the fit"),
         (
             (
@@ -263,7 +263,7 @@ def _check_sections(check: Mapping[str, Any]) -> list[str]:
         ),
         numbers=(2, 3, 4, 5),
     )
-    totals = _table(
+    totals = html_table(
         ("not in the fit", "cases", "median error", "95th percentile", "worst", "inside the 90 % interval"),
         (
             (
@@ -285,7 +285,9 @@ def _check_sections(check: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _table(columns: Sequence[str], rows: Iterable[Iterable[str]], numbers: Sequence[int] = ()) -> str:
+def html_table(columns: Sequence[str], rows: Iterable[Iterable[str]], numbers: Sequence[int] = ()) -> str:
+    """A table of escaped cells; ``numbers`` are the columns that are set to the right."""
+
     def cells(tag: str, row: Iterable[str]) -> str:
         return "".join(
             f"<{tag}{' class=number' if index in numbers else ''}>{escape(str(cell))}</{tag}>"

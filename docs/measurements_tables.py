@@ -11,10 +11,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from k3sim.calibrate.claims import judge_claims, load_scenario, shipped_scenarios
 from k3sim.calibrate.decode import DecodeOptions, case_of, table_cases
+from k3sim.calibrate.ladders import counts
 from k3sim.calibrate.own_kernels import cublas_rows, own_kernel_rows
 from k3sim.calibrate.own_steps import StageRow, own_stage_rows, own_step_rows
-from k3sim.calibrate.validate import Row, kernel_rows, layer_rows, skewed_routing_rows, step_rows
+from k3sim.calibrate.validate import Row, Validated, Validation, groups, summary, validate
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.program import build_program
 from k3sim.sim.waits import Part
@@ -32,6 +34,67 @@ def table(rows: list[Row], unit: str) -> str:
     errors = sorted(abs(row.error) for row in rows)
     lines.append("")
     lines.append(f"Median error {100 * errors[len(errors) // 2]:.1f} %, worst {100 * errors[-1]:.1f} %.")
+    return "\n".join(lines) + "\n"
+
+
+def published(found: Validation, kind: str) -> str:
+    """Rows of one kind by hardware and engine, with their intervals; then median and worst of the judged ones."""
+    lines = [
+        "| Hardware, engine | Result | Published | Predicted | Unit | Error | 90 % of draws | Inside |",
+        "| --- | --- | ---: | ---: | --- | ---: | --- | --- |",
+    ]
+    for (of_kind, hardware, engine), rows in groups(found.rows).items():
+        lines += [_published_line(hardware, engine, row) for row in rows if of_kind == kind]
+    totals = summary(found.rows)[kind]
+    lines.append("")
+    lines.append(
+        f"{totals['rows']} judged: median error {100 * totals['median_error']:.1f} %, worst "
+        f"{100 * totals['worst_error']:.1f} %, {100 * totals['inside_interval']:.0f} % inside the interval."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _published_line(hardware: str, engine: str, row: Validated) -> str:
+    one = row.evidence
+    title = one.title if one.judged else f"({one.title})"
+    return (
+        f"| {hardware}, {engine} | {title} | {one.value:.4g} | {row.predicted:.4g} | {one.unit} | "
+        f"{100 * row.error:+.1f} % | {row.low:.4g} to {row.high:.4g} | {'yes' if row.inside_interval else 'no'} |"
+    )
+
+
+def ladder_tables(found: Validation) -> str:
+    """Steps of each ladder that have a switch, and how many have none."""
+    parts = []
+    for ladder, steps in found.ladders:
+        parts.append(f"**{ladder.title}** ({ladder.source}, {ladder.date})\n")
+        parts.append("| Step | Saved ms | Predicted ms | Verdict |\n| --- | ---: | ---: | --- |")
+        for step in steps:
+            if step.predicted_saving_ms is not None and step.verdict != "start":
+                saved = f"{step.published_saving_ms:+.3f} | {step.predicted_saving_ms:+.3f}"
+                parts.append(f"| {step.title} | {saved} | {step.verdict} |")
+        numbers = ", ".join(f"{verdict}: {count}" for verdict, count in counts(steps).items())
+        parts.append(f"\nSteps by verdict: {numbers}.\n")
+    return "\n".join(parts) + "\n"
+
+
+def claims_table() -> str:
+    """Every claim with its figures and verdicts."""
+    judged = judge_claims([load_scenario(path) for path in shipped_scenarios()])
+    lines = [
+        "| Claim | Figure | Claimed | Predicted | 90 % of draws | Verdict |",
+        "| --- | --- | ---: | ---: | --- | --- |",
+    ]
+    for one in judged:
+        for each in one.figures:
+            answer = each.answer
+            unit = "last over first" if each.figure.unit == "falls" else each.figure.unit
+            claimed = "falls" if each.figure.unit == "falls" else f"{each.figure.value:g} {unit}"
+            predicted = f"{answer.predicted:.4g} {unit}" if answer else ""
+            between = f"{answer.low:.4g} to {answer.high:.4g}" if answer else ""
+            lines.append(
+                f"| {one.scenario.title} | {each.figure.label} | {claimed} | {predicted} | {between} | {each.verdict} |"
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -128,6 +191,7 @@ def decode_parts() -> str:
             stages = ", ".join(f"{row['stage']} {row['us']:,.0f}" for row in most)
             lines.append(f"| {part.word} | {us:,.1f} | {100 * us / total:.1f} % | {stages} |")
     lines.append(f"| step, profiled | {total:,.1f} | | |")
+    return "\n".join(lines) + "\n"
 
 
 def stage_table(rows: list[StageRow]) -> str:
@@ -151,11 +215,13 @@ def stage_table(rows: list[StageRow]) -> str:
 
 def rewritten(page: str) -> str:
     """``page`` with what lies between each pair of markers replaced."""
+    found = validate()
     tables = {
-        "steps": table(step_rows(), "ms"),
-        "skewed routing": table(skewed_routing_rows(), "ms"),
-        "kda layer": table(layer_rows(), "us"),
-        "kernels": table(kernel_rows(), "us"),
+        "steps": published(found, "step"),
+        "kda layer": published(found, "stage"),
+        "kernels": published(found, "kernel"),
+        "ladders": ladder_tables(found),
+        "claims": claims_table(),
         "own kernels": table(own_kernel_rows(), "us"),
         "decode steps": decode_steps(),
         "decode switches": decode_switches(),

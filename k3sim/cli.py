@@ -54,7 +54,9 @@ SHARED_OPTIONS: dict[str, Any] = {
             help="Simulate all ranks with sampled skew, or none; by default one rank with the expected skew.",
         ),
     ],
-    "routing_skew": Annotated[float, typer.Option(help="Popularity exponent of the experts: 0 is uniform.")],
+    "routing_skew": Annotated[
+        float, typer.Option(help="Popularity exponent of the experts: 0 is uniform, 0.784 real text.")
+    ],
     "pad_experts": Annotated[
         bool | None,
         typer.Option("--pad-experts/--no-pad-experts", help="Pad expert slices to 128; by default as the path does."),
@@ -286,24 +288,84 @@ def machines(
         print_machine(loaded[0])
 
 
-@app.command(epilog="Example: k3sim validate")
-def validate(json_output: Json = False) -> None:
-    """Predictions beside readings: published steps, stages and kernels, and the project's own kernels and steps."""
+Draws = Annotated[int, typer.Option(help="Machines to draw for the intervals.")]
+Html = Annotated[str | None, typer.Option("--html", help="Also write an HTML page to this file.")]
+
+
+@app.command(epilog="Example: k3sim validate gb200 --html validation.html")
+def validate(
+    ids: Annotated[list[str] | None, typer.Argument(help="How ids of evidence begin; all of it by default.")] = None,
+    evidence: Annotated[
+        list[str] | None, typer.Option("--evidence", help="A table in place of the shipped ones (repeatable).")
+    ] = None,
+    own: Annotated[
+        bool, typer.Option("--own", help="Instead: the project's own kernels and steps as measured, without intervals.")
+    ] = False,
+    draws: Draws = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
+    html: Html = None,
+    json_output: Json = False,
+) -> None:
+    """Predictions beside published results, with intervals: steps, stages, kernels, optimisation ladders, claims."""
+    from pathlib import Path
+
+    from k3sim.calibrate.claims import judge_claims, load_scenario, shipped_scenarios
+    from k3sim.calibrate.evidence import load_evidence
+    from k3sim.calibrate.validate import validate as compare_all
+    from k3sim.calibrate.validation_page import write_validation_page
+    from k3sim.report import dump_json
+    from k3sim.tables import print_claims, print_validation, progress_bar
+
+    if own:
+        if ids or evidence or html:
+            raise UserError("--own shows stored measurements: give it without ids, --evidence and --html")
+        _validate_own(json_output)
+        return
+    page = _html_file(html)
+    records = load_evidence([Path(one) for one in evidence]) if evidence else None
+    everything = not ids and records is None
+    with progress_bar("predicting") as advance:
+        found = compare_all(ids or (), records=records, num_draws=draws, seed=seed, on_done=advance)
+    claims = []
+    if (everything and not json_output) or (page is not None and records is None):
+        scenarios = [load_scenario(one) for one in shipped_scenarios()]
+        with progress_bar("judging claims") as advance:
+            claims = judge_claims(scenarios, num_draws=draws, seed=seed, on_done=advance)
+    if page is not None:
+        write_validation_page(page, found, claims)
+    if json_output:
+        sys.stdout.write(dump_json([row.to_dict() for row in found.rows]))
+        return
+    print_validation(found)
+    if claims:
+        sys.stdout.write("\n")
+        print_claims(claims)
+    if page is not None:
+        sys.stdout.write(f"wrote {page}\n")
+
+
+def _html_file(name: str | None) -> Any:
+    from pathlib import Path
+
+    if name is None:
+        return None
+    page = Path(name)
+    if page.suffix.lower() != ".html":
+        raise UserError(f"html is {name!r}; accepted: a path that ends in .html")
+    if not page.absolute().parent.is_dir():
+        raise UserError(f"html: the folder {page.parent} does not exist")
+    return page
+
+
+def _validate_own(json_output: bool) -> None:
     from dataclasses import asdict
 
     from k3sim.calibrate.own_kernels import cublas_rows, own_kernel_rows
     from k3sim.calibrate.own_steps import own_stage_rows, own_step_rows
-    from k3sim.calibrate.validate import kernel_rows, layer_rows, step_rows
     from k3sim.report import SCHEMA_VERSION, dump_json
+    from k3sim.tables import print_rows, print_stages
 
-    tables = {
-        "steps_ms": step_rows(),
-        "kda_layer_us": layer_rows(),
-        "kernels_us": kernel_rows(),
-        "own_kernels_us": own_kernel_rows(),
-        "cublas_us": cublas_rows(),
-        "own_steps_ms": own_step_rows(),
-    }
+    tables = {"own_kernels_us": own_kernel_rows(), "cublas_us": cublas_rows(), "own_steps_ms": own_step_rows()}
     stages = own_stage_rows()
     if json_output:
         document: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
@@ -311,10 +373,62 @@ def validate(json_output: Json = False) -> None:
         document["own_stages_us"] = [asdict(row) for row in stages]
         sys.stdout.write(dump_json(document))
         return
-    from k3sim.tables import print_stages, print_validation
-
-    print_validation(tables)
+    print_rows(tables)
     print_stages(stages)
+
+
+@app.command(epilog="Example: k3sim claims gb300-one-user")
+def claims(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Shipped claims, or scenario files ending in .json; all by default.")
+    ] = None,
+    draws: Draws = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
+    json_output: Json = False,
+) -> None:
+    """Public claims on trial: prediction and interval for the claim's own conditions, verdict and boundary."""
+    from pathlib import Path
+
+    from k3sim.calibrate.claims import judge_claims, load_scenario, shipped_scenarios
+    from k3sim.report import SCHEMA_VERSION, dump_json
+    from k3sim.tables import print_claims, progress_bar
+
+    shipped = {path.stem: path for path in shipped_scenarios()}
+    paths = []
+    for name in names or shipped:
+        if name not in shipped and not name.lower().endswith(".json"):
+            raise UserError(f"unknown claim {name!r}; accepted: {', '.join(shipped)}, or a file that ends in .json")
+        paths.append(shipped.get(name) or Path(name))
+    scenarios = [load_scenario(path) for path in paths]
+    with progress_bar("judging claims") as advance:
+        judged = judge_claims(scenarios, num_draws=draws, seed=seed, on_done=advance)
+    if json_output:
+        sys.stdout.write(dump_json({"schema_version": SCHEMA_VERSION, "claims": [one.to_dict() for one in judged]}))
+    else:
+        print_claims(judged)
+
+
+@app.command(epilog="Example: k3sim sensitivity gb300-one-user")
+def sensitivity(
+    claim: Annotated[str, typer.Argument(help="Name of a shipped claim.")] = "gb300-one-user",
+    values: Annotated[int, typer.Option(min=1, max=40, help="How many values to show of each figure.")] = 5,
+    draws: Draws = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draws.")] = 0,
+    json_output: Json = False,
+) -> None:
+    """Which machine values a claim's prediction hangs on most, and how wrong each must be to move the verdict."""
+    from k3sim.calibrate.sensitivity import lines_of
+    from k3sim.calibrate.sensitivity import sensitivity as find
+    from k3sim.report import SCHEMA_VERSION, dump_json
+    from k3sim.tables import progress_bar
+
+    with progress_bar("varying values") as advance:
+        found = find(claim, num_values=values, num_draws=draws, seed=seed, on_done=advance)
+    if json_output:
+        figures = [one.to_dict() for one in found]
+        sys.stdout.write(dump_json({"schema_version": SCHEMA_VERSION, "claim": claim, "figures": figures}))
+    else:
+        sys.stdout.write("\n".join(lines_of(found)) + "\n")
 
 
 @app.command(epilog="Example: k3sim calibrate --from h200 --machine-out my-h200.json")
@@ -330,11 +444,17 @@ def calibrate(
     check: Annotated[
         bool, typer.Option("--check", help="Every stored measurement beside its prediction, instead of a fit.")
     ] = False,
-    machine: Annotated[str, typer.Option(help="Profile that --check predicts with: a name or a JSON file.")] = "h200",
+    machine: Annotated[
+        str, typer.Option(help="Profile of --check (a name or a JSON file) or of --tables (a name).")
+    ] = "h200",
     draws: Annotated[int, typer.Option(help="Machines that --check draws for its intervals.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of bootstrap and draws.")] = 0,
     samples_out: Annotated[
         str | None, typer.Option(help="File for what is measured here; by default <gpu>-primitives.json.")
+    ] = None,
+    tables: Annotated[
+        list[str] | None,
+        typer.Option("--tables", help="Instead: fit --machine to public kernel tables in CSV (repeatable)."),
     ] = None,
     quick: Annotated[bool, typer.Option(help="A tenth of the replays, to see that all probes run.")] = False,
     out: Out = "k3sim-out",
@@ -355,6 +475,11 @@ def calibrate(
     from k3sim.tables import print_calibration, print_check, progress_line
 
     document: dict[str, Any]
+    if tables:
+        if check or samples is not None:
+            raise UserError("--tables fits public tables: give it without --check and --from")
+        _calibrate_from_tables(tables, machine, machine_out, json_output)
+        return
     if check:
         if samples is not None or machine_out is not None:
             raise UserError("--check fits nothing: give it --machine, or --from and --machine-out without it")
@@ -383,6 +508,36 @@ def calibrate(
         print_check(document)
     else:
         print_calibration(document)
+
+
+def _calibrate_from_tables(tables: Sequence[str], machine: str, machine_out: str | None, json_output: bool) -> None:
+    from pathlib import Path
+
+    from k3sim.calibrate.fit import profile_text, require_scipy
+    from k3sim.calibrate.kernel_tables import fit_tables, profile_of, read_tables
+    from k3sim.report import SCHEMA_VERSION, dump_json
+    from k3sim.sim.machine import load_machine, machine_names, machine_of
+    from k3sim.sim.whole_file import write_whole_file
+    from k3sim.tables import print_table_fit
+
+    require_scipy()
+    if machine not in machine_names():
+        raise UserError(f"machine is {machine!r}; accepted with --tables: {', '.join(machine_names())}")
+    target = Path(machine_out) if machine_out else None
+    if target is not None and target.suffix.lower() != ".json":
+        raise UserError(f"machine-out is {machine_out!r}; accepted: a path that ends in .json")
+    rows, skipped = read_tables([Path(one) for one in tables], [machine])
+    found = fit_tables(load_machine(machine), rows)
+    if target is not None:
+        profile = profile_of(found, target.stem, ", ".join(Path(one).name for one in tables))
+        machine_of(profile, "the profile fitted from tables")
+        write_whole_file(target, profile_text(profile).encode())
+    document = {"schema_version": SCHEMA_VERSION, **found.to_dict(), "skipped": skipped,
+                "profile": str(target) if target else None}  # fmt: skip
+    if json_output:
+        sys.stdout.write(dump_json(document))
+    else:
+        print_table_fit(document)
 
 
 kernels_app = typer.Typer(
@@ -438,19 +593,41 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of the random inputs.")]
 @kernels_app.command("check", epilog="Example: k3sim kernels check router_topk --replays 100")
 def kernels_check(
     operators: Operators = None,
-    replays: Annotated[int, typer.Option(help="Replays of each call in a CUDA graph, 0 for none.")] = 1000,
+    replays: Annotated[
+        int | None, typer.Option(help="Replays of each call in a CUDA graph, 0 for none; 1000, between GPUs 10000.")
+    ] = None,
     seed: Seed = 0,
+    gpus: Annotated[
+        int | None, typer.Option(help="Instead, hand-overs between so many GPUs: operators that push, and engine.")
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="With --gpus: ranks of the exchange, a multiple of the GPUs; as many by default.")
+    ] = None,
+    out: Annotated[str, typer.Option(help="With --gpus: file for the results, written after every case.")] = "",
     json_output: Json = False,
 ) -> None:
-    """Run kernels against references on this GPU; exit status 1 when one fails."""
+    """Run kernels against references on this GPU, or between several; exit status 1 when one fails."""
     from dataclasses import asdict
 
-    from k3sim.kernels.check import check
+    if gpus is not None:
+        from k3sim.kernels.multi_gpu.__main__ import start
+        from k3sim.kernels.multi_gpu.check import NUM_REPLAYS as BETWEEN_GPUS
+
+        if json_output:
+            raise UserError("--json: not with --gpus, whose processes print as they go; --out has the results as JSON")
+        count = BETWEEN_GPUS if replays is None else replays
+        status = start(operators or (), gpus=gpus, ranks=ranks, replays=count, seed=seed, out=out)
+        raise typer.Exit(status)
+    if ranks is not None or out:
+        raise UserError("--ranks and --out: only with --gpus")
+
+    from k3sim.kernels.check import NUM_REPLAYS, check
     from k3sim.report import SCHEMA_VERSION, dump_json
     from k3sim.tables import print_checked
 
+    num_replays = NUM_REPLAYS if replays is None else replays
     found = check(
-        operators or (), seed=seed, num_replays=replays, on_case=(lambda _: None) if json_output else print_checked
+        operators or (), seed=seed, num_replays=num_replays, on_case=(lambda _: None) if json_output else print_checked
     )
     if json_output:
         # Numbers that JSON has no word for, of a case that raised.

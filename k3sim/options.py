@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from k3sim.model.routing import REAL_TEXT_SKEW
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -23,7 +25,7 @@ class Options:
     kv_dtype: str = "fp8"
     seed: int = 0
     skew: bool | None = None
-    routing_skew: float = 0.0
+    routing_skew: float = REAL_TEXT_SKEW
     pad_experts: bool | None = None
     model: str | None = None
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -256,7 +256,7 @@ def summary(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def dump_json(document: Mapping[str, Any]) -> str:
+def dump_json(document: Mapping[str, Any] | Sequence[Any]) -> str:
     """Compact enough to travel, stable byte for byte."""
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
 

@@ -9,9 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from k3sim.calibrate.claims import JudgedClaim
 from k3sim.calibrate.decode import part_lines
 from k3sim.calibrate.own_steps import StageRow
-from k3sim.calibrate.validate import Row
+from k3sim.calibrate.validate import Row, Validation, groups, summary
 from k3sim.comparison import Comparison
 from k3sim.kernels.check import Checked
 from k3sim.measured_report import MeasuredReport
@@ -195,7 +196,50 @@ def print_machine(machine: Machine) -> None:
         console.print(f"    {row['source']}", soft_wrap=True)
 
 
-def print_validation(tables: Mapping[str, Sequence[Row]]) -> None:
+def print_validation(found: Validation) -> None:
+    """Published, predicted, error and interval of every row by hardware and engine; then the ladders, step by step."""
+    console = _console(150)
+    for (kind, hardware, engine), rows in groups(found.rows).items():
+        columns = ("unit", "published", "predicted", "error", "interval", "inside")
+        table = _table(f"{hardware}, {engine}: {kind}s", *columns)
+        for row in rows:
+            one = row.evidence
+            table.add_row(
+                one.title if one.judged else f"({one.title})",
+                one.unit,
+                f"{one.value:,.4g}",
+                f"{row.predicted:,.4g}",
+                f"{100 * row.error:+.1f} %",
+                f"{row.low:,.4g} to {row.high:,.4g}",
+                "yes" if row.inside_interval else "no",
+            )
+        console.print(table)
+        console.print()
+    for row in found.rows:
+        if not row.evidence.judged:
+            console.print(f"({row.evidence.title}): not judged, {row.evidence.why}", markup=False)
+    for kind, totals in summary(found.rows).items():
+        console.print(
+            f"{totals['rows']} judged {kind}s: median {100 * totals['median_error']:.1f} %, "
+            f"worst {100 * totals['worst_error']:.1f} %, {100 * totals['inside_interval']:.0f} % inside"
+        )
+    for ladder, steps in found.ladders:
+        console.print()
+        table = _table(ladder.title, "after ms", "predicted ms", "saved ms", "predicted", "verdict")
+        for step in steps:
+            start = step.verdict == "start"
+            table.add_row(
+                step.title,
+                f"{step.published_ms:.3f}",
+                "" if step.predicted_ms is None else f"{step.predicted_ms:.3f}",
+                "" if start else f"{step.published_saving_ms:+.3f}",
+                "" if start or step.predicted_saving_ms is None else f"{step.predicted_saving_ms:+.3f}",
+                step.verdict,
+            )
+        console.print(table)
+
+
+def print_rows(tables: Mapping[str, Sequence[Row]]) -> None:
     """Measured, predicted and error of each table, then the median and the worst."""
     console = _console()
     for name, rows in tables.items():
@@ -206,6 +250,55 @@ def print_validation(tables: Mapping[str, Sequence[Row]]) -> None:
         console.print(table)
         errors = sorted(abs(row.error) for row in rows)
         console.print(f"median {100 * errors[len(errors) // 2]:.1f} %, worst {100 * errors[-1]:.1f} %\n")
+
+
+def print_claims(claims: Sequence[JudgedClaim]) -> None:
+    """Each claim with its figures, verdict, boundary and what would have to be true."""
+    console = _console()
+    for one in claims:
+        console.print(f"{one.scenario.title}: {one.scenario.claim}", markup=False)
+        table = _table("figure", "claimed", "predicted", "90 % of draws", "unit", "verdict")
+        for each in one.figures:
+            falls, answer = each.figure.unit == "falls", each.answer
+            table.add_row(
+                each.figure.label,
+                "falls" if falls else f"{each.figure.value:g}",
+                f"{answer.predicted:.4g}" if answer else "",
+                f"{answer.low:.4g} to {answer.high:.4g}" if answer else "",
+                "last / first" if falls else each.figure.unit,
+                each.verdict,
+            )
+            for point in each.series:
+                between = f"{point.low:.4g} to {point.high:.4g}"
+                table.add_row(f"  {point.label}", "", f"{point.predicted:.4g}", between, "x", "")
+        for answer, holds in one.alternatives:
+            table.add_row(
+                f"  {answer.label}", "", f"{answer.predicted:.4g}", f"{answer.low:.4g} to {answer.high:.4g}", "",
+                "claim holds" if holds else "does not hold",
+            )  # fmt: skip
+        console.print(table)
+        console.print(f"boundary: {one.scenario.boundary}", markup=False)
+        console.print(f"what would have to be true: {one.scenario.would_hold}", markup=False)
+        console.print(f"behind it: {one.scenario.found} ({one.scenario.source}, {one.scenario.date})\n", markup=False)
+    console.print(
+        "The intervals are those of the machine's values. What cost functions leave out is not in them: "
+        "'k3sim validate' shows how far published steps are off.",
+        markup=False,
+    )
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error, told (done, of); nothing where that is no terminal."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda done, of: None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
 def print_stages(rows: Sequence[StageRow]) -> None:
@@ -335,6 +428,35 @@ def print_calibration(document: Mapping[str, Any]) -> None:
         console.print(f"not determined, {reason}: {', '.join(names)}", soft_wrap=True)
     files = {"profile": document["profile"]} if document["profile"] else {}
     _print_files(console, {**files, **document["files"]})
+
+
+def print_table_fit(document: Mapping[str, Any]) -> None:
+    """Values fitted from public tables, and the errors of fitted and held-out rows by group."""
+    console = _console()
+    values = _table("field", "value", "low", "high", "before", "verdict")
+    for one in document["found"]:
+        values.add_row(
+            one["field"],
+            *("" if one[key] is None else f"{one[key]:.3g}" for key in ("value", "low", "high", "profile_value")),
+            one["reason"] or "determined",
+        )
+    console.print(values)
+    console.print()
+    errors = _table("rows of", "held out", "rows", "median error", "95th percentile", "mean")
+    for one in document["errors"]:
+        errors.add_row(
+            one["group"],
+            "yes" if one["held_out"] else "no",
+            str(one["rows"]),
+            f"{100 * one['median']:.1f} %",
+            f"{100 * one['p95']:.1f} %",
+            f"{100 * one['mean_signed']:+.1f} %",
+        )
+    console.print(errors)
+    for reason, count in document["skipped"].items():
+        console.print(f"{count} rows left out: {reason}", markup=False)
+    if document["profile"]:
+        console.print(f"wrote {document['profile']}", markup=False)
 
 
 def print_check(document: Mapping[str, Any]) -> None:

@@ -70,6 +70,7 @@ COSTS: Mapping[str, CostFunction] = {
     "router_topk.gather_topk": router_topk.gather_topk,
     "router_topk.select": router_topk.select,
     "skinny_gemv.column_pair": skinny_gemv.column_pair,
+    "skinny_gemv.low_latency": skinny_gemv.low_latency,
     "skinny_gemv.ring": skinny_gemv.ring,
     "skinny_gemv.ring_push": skinny_gemv.ring_push,
     "skinny_gemv.resident": skinny_gemv.resident,

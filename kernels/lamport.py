@@ -30,7 +30,7 @@ def await_slots(
     gSlots: Int64,
     rArrived: cute.Tensor,
     ranks: cutlass.Constexpr,
-    slot_bytes: cutlass.Constexpr,
+    slot_bytes: Int64,
     empty_word: cutlass.Constexpr = EMPTY,
 ) -> None:
     """Poll the same 16 bytes of all ``ranks`` slots until they are there: ``rArrived[4 rank + word]``.

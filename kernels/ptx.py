@@ -12,6 +12,10 @@ from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute.arch.nvvm_wrappers import inline_ptx as inline_ptx
 
 Words = tuple[Uint32, ...]
+# Carve-out of every launch here, in percent. An SM divides its memory between L1 and shared memory for the blocks it
+# runs, and a launch that wants more shared memory than that finds no room until they have left: a block of 200 KB
+# enters beside one of 8 KB where that one asked for all (H200, ``k3sim calibrate``, probe ``residency``).
+ALL_SHARED = 100
 _FOUR_OUT = "{{$w0}, {$w1}, {$w2}, {$w3}}"
 _FOUR_IN = "{{$r1}, {$r2}, {$r3}, {$r4}}"
 
@@ -273,6 +277,21 @@ def barrier_init(s_barrier: Int32, count: int) -> None:
 
 def barrier_init_fence() -> None:
     inline_ptx("fence.mbarrier_init.release.cluster;")
+
+
+def barrier_expect(s_barrier: Int32, num_bytes: int) -> None:
+    """One arrival, and ``num_bytes`` of bulk copies that the phase waits for."""
+    inline_ptx(
+        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{$r0}], {$r1};", read_only_args=[s_barrier, Int32(num_bytes)]
+    )
+
+
+def bulk_copy(s_address: Int32, g_address: Int64, num_bytes: int, s_barrier: Int32) -> None:
+    """Global to shared memory by the copy engine, completion counted in bytes at ``s_barrier``; multiples of 16."""
+    inline_ptx(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];",
+        read_only_args=[s_address, g_address, Int32(num_bytes), s_barrier],
+    )
 
 
 def barrier_arrive(s_barrier: Int32) -> None:

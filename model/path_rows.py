@@ -139,21 +139,50 @@ DENSE_ROWS = (
     _row("dense.down", "proj_allreduce.produce", ROWS, weights=("dense.down",), on=(WELD,), sends="residual", **EARLY),
 )
 
-# The public one-launch expert kernels are built for up to eight rows (k3opt: MOEBLOCK and moe8).
-BLOCK_ROWS = 8
+# The public one-launch expert kernels are built for up to eight rows (k3opt: MOEBLOCK and moe8). One row is selected
+# inside the launch; from two on, a launch in front of it selects and the tensor-core kernel follows (k3opt README: "the
+# block kernel then runs in routing-only mode").
+BLOCK_ROWS, SELECT_INSIDE_ROWS = 8, 1
+# The front is divided whole for so many rows, its latent projection for so many; beyond that every rank computes all of
+# it (k3opt README: MOEBLOCK, whose router is not divided there, up to 4 rows, DOWNSHARD up to 8).
+FRONT_ROWS, LATENT_FRONT_ROWS = 4, 8
+LATENT_FRONT: dict[str, Any] = {"min_rows": FRONT_ROWS + 1, "max_rows": LATENT_FRONT_ROWS}
+SELECT_BEFORE: dict[str, Any] = {"min_rows": SELECT_INSIDE_ROWS + 1, "max_rows": BLOCK_ROWS}
+
+
+def _select_from_whole_logits(**columns: Any) -> tuple[Row, ...]:
+    """Selection and quantisation where every rank has all logits and the whole latent."""
+    return (
+        _row("moe.routing", "unfused.routing", {"rows": "rows", "experts": "experts"}, launch="pdl", **columns),
+        _row("moe.quantise", "unfused.quantise", {"rows": "rows", "width": "latent"}, after=("moe.latent_down",),
+             **columns),
+    )
+
+
+def _whole_front(**columns: Any) -> tuple[Row, ...]:
+    """Router on the main stream, latent down-projection beside it, in full on every rank."""
+    return (
+        _row("moe.router", "skinny_gemv.column_pair", ROWS, weights=("moe.router",), **PUBLIC, **columns),
+        _row("moe.latent_down", "skinny_gemv.column_pair", ROWS, weights=("moe.latent_down",), stream="aux",
+             after=("attn_res.ffn",), **columns),
+    )
 
 
 def _grouped_experts(*, on: tuple[str, ...] = (), off: tuple[str, ...] = (), min_rows: int = 1) -> tuple[Row, ...]:
     """Routing, permutation and the two grouped GEMMs, with the router computed in full or divided."""
     bounds: dict[str, Any] = {"min_rows": min_rows}
     return (
-        _row("moe.routing", "unfused.routing", {"rows": "rows", "experts": "experts"}, launch="pdl",
-             on=on, off=(*off, ROUTE), **bounds),
-        _row("moe.quantise", "unfused.quantise", {"rows": "rows", "width": "latent"}, after=("moe.latent_down",),
-             on=on, off=(*off, ROUTE), **bounds),
-        _row("moe.routing", "router_topk.gather_select", SELECT, receives=("route",), on=(*on, ROUTE), off=off,
-             **PUBLIC, **bounds),
+        *_select_from_whole_logits(on=on, off=(*off, ROUTE), **bounds),
+        *_select_from_whole_logits(on=(*on, ROUTE), off=off, min_rows=max(min_rows, LATENT_FRONT_ROWS + 1)),
+        *(
+            (_row("moe.routing", "router_topk.gather_select", SELECT, receives=("route",), on=(*on, ROUTE), off=off,
+                  max_rows=LATENT_FRONT_ROWS, **PUBLIC, **bounds),)
+            if min_rows <= LATENT_FRONT_ROWS
+            else ()
+        ),
         _row("moe.permutation", "unfused.permutation", {"rows": "rows", "experts": "experts"}, launch="pdl",
+             on=on, off=off, **bounds),
+        _row("moe.indices", "unfused.permutation", {"rows": "rows", "experts": "experts"}, launch="pdl",
              on=on, off=off, **bounds),
         _row("moe.experts_1", "expert_gemv.gemm1", {**EXPERTS, "width": "expert_width"},
              weights=("moe.expert_w13",), launch="pdl", on=on, off=off, **bounds),
@@ -164,13 +193,18 @@ def _grouped_experts(*, on: tuple[str, ...] = (), off: tuple[str, ...] = (), min
 
 MOE_ROWS = (
     *BEFORE_FFN,
-    # Front, computed in full on every rank: router on the main stream, latent down-projection beside it.
-    _row("moe.router", "skinny_gemv.column_pair", ROWS, weights=("moe.router",), off=(ROUTE,), **PUBLIC),
-    _row("moe.latent_down", "skinny_gemv.column_pair", ROWS, weights=("moe.latent_down",), off=(ROUTE,), stream="aux",
-         after=("attn_res.ffn",)),
-    # Front, divided over the ranks: one GEMV pushes this rank's logits and latent columns to all.
+    # Front, computed in full on every rank.
+    *_whole_front(off=(ROUTE,)),
+    *_whole_front(on=(ROUTE,), min_rows=LATENT_FRONT_ROWS + 1),
+    # Front, divided over the ranks: one GEMV pushes this rank's logits and latent columns to all; for more rows the
+    # latent columns alone, beside a router that every rank computes.
     _row("moe.front", "skinny_gemv.ring_push", {"rows": "rows", "sent_bytes_per_row": "route_bytes"},
-         weights=("moe.router_shard", "moe.latent_down_shard"), on=(ROUTE,), sends="route", **EARLY),
+         weights=("moe.router_shard", "moe.latent_down_shard"), on=(ROUTE,), sends="route", max_rows=FRONT_ROWS,
+         **EARLY),
+    _row("moe.router", "skinny_gemv.column_pair", ROWS, weights=("moe.router",), on=(ROUTE,), **PUBLIC, **LATENT_FRONT),
+    _row("moe.front", "skinny_gemv.ring_push", {"rows": "rows", "sent_bytes_per_row": "latent_bytes"},
+         weights=("moe.latent_down_shard",), on=(ROUTE,), sends="route", stream="aux", after=("attn_res.ffn",),
+         trigger="start", **LATENT_FRONT),
     # Shared experts beside the selected ones.
     _row("moe.shared_gate_up", "skinny_gemv.column_pair", ROWS, weights=("moe.shared_gate_up",), off=(SIZE,),
          stream="aux", after=("attn_res.ffn",)),
@@ -185,11 +219,16 @@ MOE_ROWS = (
     # Selection and quantisation as separate kernels, and the grouped launches of the experts.
     *_grouped_experts(off=(SIZE,)),
     *_grouped_experts(on=(SIZE,), min_rows=BLOCK_ROWS + 1),
-    # Selection, both expert matrices and the weighted sum in one persistent launch.
+    # Selection, both expert matrices and the weighted sum in one persistent launch, or the selection in one before it.
     _row("moe.experts", "expert_gemv.block", SELECT_EXPERTS, weights=("moe.expert_w13", "moe.expert_w2"),
-         on=(SIZE,), off=(ROUTE,), max_rows=BLOCK_ROWS, launch="pdl", after=("moe.latent_down",)),
+         on=(SIZE,), off=(ROUTE,), max_rows=SELECT_INSIDE_ROWS, launch="pdl", after=("moe.latent_down",)),
     _row("moe.experts", "expert_gemv.block", SELECT_EXPERTS, weights=("moe.expert_w13", "moe.expert_w2"),
-         on=(SIZE, ROUTE), max_rows=BLOCK_ROWS, receives=("route",), launch="pdl", trigger="stream"),
+         on=(SIZE, ROUTE), max_rows=SELECT_INSIDE_ROWS, receives=("route",), launch="pdl", trigger="stream"),
+    *_select_from_whole_logits(on=(SIZE,), off=(ROUTE,), **SELECT_BEFORE),
+    _row("moe.routing", "router_topk.gather_select", SELECT, receives=("route",), on=(SIZE, ROUTE), **PUBLIC,
+         **SELECT_BEFORE),
+    _row("moe.experts", "expert_gemv.block", {**SELECT_EXPERTS, "selects": 0},
+         weights=("moe.expert_w13", "moe.expert_w2"), on=(SIZE,), launch="pdl", trigger="stream", **SELECT_BEFORE),
     _row("prefetch.next", "l2_prefetch.bulk", {"budget_bytes": 48 << 20}, weights=("moe.latent_up_shard", "next layer"),
          on=(FETCH,), stream="prefetch", after=("moe.experts", "moe.experts_2")),
     # Tail: sum over experts and ranks, latent norm, sharded up-projection, gather.

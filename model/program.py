@@ -95,6 +95,7 @@ def dimensions(architecture: Architecture, layout: Layout, workload: Workload, r
         "shared_width": moe.shared_intermediate // layout.tp,
         "dense_width": architecture.dense_intermediate // layout.tp,
         "route_bytes": 4 * moe.num_experts // layout.tp + 2 * moe.latent_size // layout.tp,
+        "latent_bytes": 2 * moe.latent_size // layout.tp,
         "front_bytes": 4 * (moe.num_experts + moe.latent_size) // layout.tp,  # with the latent in fp32
     }
 

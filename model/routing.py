@@ -19,6 +19,7 @@ from functools import lru_cache
 from k3sim.errors import UserError
 
 MAX_SKEW = 4.0
+REAL_TEXT_SKEW = 0.784  # what a prediction takes unless it is told otherwise; see above
 
 _NEGLIGIBLE = 1e-8  # probability; the result is good to about 1e-6 experts
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.errors import UserError
+from k3sim.sim.skew import expected_maximum_of_normals
 
 SCHEMA_VERSION = 1
 KINDS = ("datasheet", "measured", "fitted", "inferred")
@@ -259,6 +260,26 @@ def looped_back(machine: Machine) -> Machine:
         nvlink_egress_bytes_per_s=machine.l2_read_bytes_per_s,
         nvlink_ingress_bytes_per_s=machine.l2_read_bytes_per_s,
         rank_skew_relative_sd=0.0,
+    )
+
+
+def standing_in(machine: Machine, num_gpus: int, num_ranks: int) -> Machine:
+    """``machine`` whose ``num_gpus`` GPUs stand for ``num_ranks`` ranks, each for equally many (kernels/symmetric.py).
+
+    A GPU sends to every rank as before, but only (W - 1) T / W of its T pushes enter the link, where T - 1 would: a
+    port is so much faster. What lands in its own memory is seen before what crosses, so an exchange takes as long as
+    the link. W GPUs, not T, are late by chance. Stores are unicast.
+    """
+    assert 1 < num_gpus <= num_ranks and num_ranks % num_gpus == 0, (num_gpus, num_ranks)
+    faster = (num_ranks - 1) / (num_ranks - num_ranks // num_gpus)
+    late = expected_maximum_of_normals(num_gpus) / expected_maximum_of_normals(num_ranks)
+    return replace(
+        machine,
+        nvlink_domain_gpus=max(num_ranks, machine.nvlink_domain_gpus),
+        nvlink_multicast=False,
+        nvlink_egress_bytes_per_s=machine.nvlink_egress_bytes_per_s * faster,
+        nvlink_ingress_bytes_per_s=machine.nvlink_ingress_bytes_per_s * faster,
+        rank_skew_relative_sd=machine.rank_skew_relative_sd * late,
     )
 
 

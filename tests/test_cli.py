@@ -242,7 +242,10 @@ def test_help_lists_the_commands_and_is_what_no_argument_gives(capsys: Capture) 
     assert capsys.readouterr().out == text
 
 
-@pytest.mark.parametrize("command", ["timeline", "compare", "report", "machines", "validate", "calibrate"])
+@pytest.mark.parametrize(
+    "command",
+    ["timeline", "compare", "report", "machines", "validate", "claims", "sensitivity", "calibrate"],
+)
 def test_each_commands_help_has_an_example(capsys: Capture, command: str) -> None:
     assert run(command, "--help") == 0
     text = capsys.readouterr().out

@@ -201,7 +201,10 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "timeline": ("timeline", "--without", "prefetch"),
         "compare": ("compare", "path=stock", "path=fused"),
         "machines": ("machines",),
-        "validate": ("validate",),
+        "validate": ("validate", "gb200-k3opt", "--draws", "2"),
+        "validate --own": ("validate", "--own"),
+        "claims": ("claims", "gb300-one-user", "gain-falls-with-concurrency", "tpu-v7", "--draws", "2"),
+        "sensitivity": ("sensitivity", "coding-agents", "--values", "2", "--draws", "2"),
         "kernels list": ("kernels", "list"),
         "calibrate": ("calibrate", "--from", "h200", "--machine-out", "mine.json"),
         "report": ("report", MEASURED),
@@ -334,11 +337,26 @@ def test_documented_keys_of_machines(documents: dict[str, Any]) -> None:
 
 
 def test_documented_keys_of_validate(documents: dict[str, Any]) -> None:
-    document = documents["validate"]
-    check("validate", [document])
-    stages = document.pop("own_stages_us")
+    check("validated", documents["validate"])
+    own = documents["validate --own"]
+    check("validate --own", [own])
+    stages = own.pop("own_stages_us")
     check("stage_reading", stages)
-    check("reading", [row for rows in document.values() if isinstance(rows, list) for row in rows])
+    check("reading", [row for rows in own.values() if isinstance(rows, list) for row in rows])
+
+
+def test_documented_keys_of_claims(documents: dict[str, Any]) -> None:
+    document = documents["claims"]
+    check("claims", [document])
+    check("claim", document["claims"])
+    check("figure", [figure for one in document["claims"] for figure in one["figures"]])
+
+
+def test_documented_keys_of_a_sensitivity(documents: dict[str, Any]) -> None:
+    document = documents["sensitivity"]
+    check("sensitivity", [document])
+    check("sensitive figure", document["figures"])
+    check("sensitive value", [value for one in document["figures"] for value in one["values"]])
 
 
 def test_what_is_said_to_add_up_does(documents: dict[str, Any]) -> None:

@@ -36,6 +36,8 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from k3sim.kernels import ptx
+
 HIDDEN = 7168
 NORM_EPSILON = 1e-5
 VECTOR = 8
@@ -389,6 +391,7 @@ def launch_combine(
         block=(conf.threads, 1, 1),
         cluster=(conf.cluster, 1, 1),
         stream=stream,
+        preferred_smem_carveout=ptx.ALL_SHARED,
         use_pdl=conf.pdl,
     )
 
@@ -408,6 +411,7 @@ def launch_snapshot_part(
         block=(conf.threads, 1, 1),
         cluster=(conf.cluster, 1, 1),
         stream=stream,
+        preferred_smem_carveout=ptx.ALL_SHARED,
         use_pdl=conf.pdl,
     )
 
@@ -432,6 +436,7 @@ def launch_fold_prefix(
         block=(conf.threads, 1, 1),
         cluster=(conf.cluster, 1, 1),
         stream=stream,
+        preferred_smem_carveout=ptx.ALL_SHARED,
         use_pdl=conf.pdl,
     )
 

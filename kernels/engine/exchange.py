@@ -3,13 +3,13 @@
 *Emulated* ranks share a process (and a GPU): the push to peer r lands in r's slots. *Loop-back* runs one rank of T:
 the push to peer r lands in this rank's own slot r, so it sends and polls as much as one of T and all peers say what it
 says. The same slots serve both; only the destination differs. Ranks of other processes have their slots in *symmetric
-memory* of torch, reached by unicast stores alone.
+memory* of torch, reached by unicast stores alone; W processes may stand for the T ranks of a layout, each for T / W of
+them (``kernels/symmetric.py``).
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from k3sim.kernels.engine.state import Rank
+    from k3sim.kernels.symmetric import SharedBlock
 
 
 @dataclass
@@ -111,7 +112,7 @@ class KernelExchange:
     sum_peers: torch.Tensor
     tail: Any  # TailSlots
     tail_peers: Any  # TailPeers
-    row_peers: torch.Tensor  # where a whole gathered row goes, [T]
+    row_peers: torch.Tensor  # where a whole gathered row goes, one address a rank or GPU
     front: torch.Tensor
     front_peers: torch.Tensor
     candidates: torch.Tensor  # [2, B, 64] int32: fp32 logits, then ids, of this rank
@@ -121,10 +122,12 @@ class KernelExchange:
     shared_gpu: bool
     loop_back: bool
     peers: Sequence[KernelExchange] = ()
-    # Ranks of other processes: their candidate and logit slots as tensors of this GPU, and a barrier on the stream.
+    # Ranks of other processes: those of their candidate and logit slots that this one fills, as tensors of this GPU,
+    # and a barrier on the stream.
     mapped_candidates: Sequence[torch.Tensor] = ()
     mapped_logits: Sequence[torch.Tensor] = ()
     barrier: Callable[[], None] | None = None
+    block: SharedBlock | None = None
 
     @property
     def top(self) -> torch.Tensor:
@@ -143,8 +146,10 @@ class KernelExchange:
 
         if self.loop_back:
             torch.mul(self.candidates[:, None].expand_as(self.candidate_slots), 1, out=self.candidate_slots)
-        for slots in (*(peer.candidate_slots for peer in self.peers), *self.mapped_candidates):
-            torch.mul(self.candidates, 1, out=slots[:, self.rank])
+        for peer in self.peers:
+            torch.mul(self.candidates, 1, out=peer.candidate_slots[:, self.rank])
+        for slots in self.mapped_candidates:
+            torch.mul(self.candidates[:, None].expand_as(slots), 1, out=slots)
         if self.barrier is not None:
             self.barrier()
 
@@ -159,9 +164,11 @@ class KernelExchange:
         assert self.logit_slots is not None
         if self.loop_back:
             torch.mul(logits[:, None].expand_as(self.logit_slots), 1, out=self.logit_slots)
-        for slots in (*(peer.logit_slots for peer in self.peers), *self.mapped_logits):
-            assert slots is not None
-            torch.mul(logits, 1, out=slots[:, self.rank])
+        for peer in self.peers:
+            assert peer.logit_slots is not None
+            torch.mul(logits, 1, out=peer.logit_slots[:, self.rank])
+        for slots in self.mapped_logits:
+            torch.mul(logits[:, None].expand_as(slots), 1, out=slots)
         if self.barrier is not None:
             self.barrier()
 
@@ -259,32 +266,46 @@ def slot_layout(num_ranks: int, rows: int, hidden: int, latent: int, experts: in
 
 
 def connect_symmetric(rank: Rank, group: Any) -> None:
-    """Give the one rank of this process its slots in symmetric memory, mapped by all ranks of ``group``.
+    """Give the one rank of this process its slots in symmetric memory, mapped by all processes of ``group``.
 
-    Every process of the group calls it, with ranks of one layout and as many rows. Raises UserError where the group is
-    not of the layout's size, or where torch mapped a multicast object, which this project does not use.
+    Every process of the group calls it, with ranks of one layout and as many rows, whose index is the process's. There
+    may be fewer processes than the layout has ranks, if they divide them: W GPUs then stand for all T ranks
+    (``kernels/symmetric.py``), each pushing as much as one of T, and every slot is filled. Raises UserError where they
+    do not divide them, or where torch mapped a multicast object, which this project does not use.
     """
     import torch
     import torch.distributed as dist
 
-    from k3sim.errors import UserError
+    from k3sim.kernels.symmetric import check_standing, symmetric_block
+
+    num_ranks, num_gpus = rank.layout.tp, dist.get_world_size(group)
+    check_standing(num_ranks, num_gpus)
+    assert rank.index == dist.get_rank(group), "GPU g computes as rank g does"
+    places = places_of(rank)
+    rank.exchange = exchange_in_block(rank, places, symmetric_block(places["end"][0], rank.device, group))
+    torch.cuda.synchronize()
+    dist.barrier(group)
+
+
+def places_of(rank: Rank) -> dict[str, tuple[int, tuple[int, ...], int]]:
+    """``slot_layout`` for a rank's sizes."""
+    architecture, num_ranks = rank.architecture, rank.layout.tp
+    return slot_layout(
+        num_ranks, rank.rows, architecture.hidden_size, architecture.moe.latent_size, architecture.moe.num_experts,
+        architecture.vocab_size // num_ranks, rank.buffers["head.top"].shape[1],
+    )  # fmt: skip
+
+
+def exchange_in_block(
+    rank: Rank, places: dict[str, tuple[int, tuple[int, ...], int]], block: SharedBlock
+) -> KernelExchange:
+    """Slots of ``rank`` in its block, emptied, and where its pushes to each rank of the layout land."""
+    import torch
+
     from k3sim.kernels.latent_tail.launch import EMPTY, TailPeers, TailSlots
     from k3sim.kernels.proj_allreduce.launch import CONTROL_WORDS, ReceiveBuffers
 
-    os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] = "1"
-    import torch.distributed._symmetric_memory as symmetric
-
-    num_ranks, rows = rank.layout.tp, rank.rows
-    if dist.get_world_size(group) != num_ranks:
-        raise UserError(f"{dist.get_world_size(group)} processes; tp={num_ranks} needs as many")
-    places = slot_layout(
-        num_ranks, rows, rank.architecture.hidden_size, rank.architecture.moe.latent_size,
-        rank.architecture.moe.num_experts, rank.architecture.vocab_size // num_ranks, rank.buffers["head.top"].shape[1],
-    )  # fmt: skip
-    block = symmetric.empty(places["end"][0], dtype=torch.uint8, device=rank.device)
-    handle = symmetric.rendezvous(block, group=group)
-    if getattr(handle, "multicast_ptr", 0):
-        raise UserError("symmetric memory was mapped with multicast; set TORCH_SYMM_MEM_DISABLE_MULTICAST=1")
+    num_ranks, num_gpus, rows = rank.layout.tp, block.num_gpus, rank.rows
     dtypes = {"front": torch.float32, "candidates": torch.int32, "logits": torch.float32}
 
     def tensor(name: str, owner: torch.Tensor) -> torch.Tensor:
@@ -292,38 +313,47 @@ def connect_symmetric(rank: Rank, group: Any) -> None:
         part = owner[offset : offset + math.prod(shape) * element_bytes]
         return part.view(dtypes.get(name, torch.bfloat16)).view(shape)
 
-    def addresses(name: str, extra: int = 0) -> torch.Tensor:
-        found = [int(base) + places[name][0] + extra for base in handle.buffer_ptrs]
-        return torch.tensor(found, dtype=torch.int64, device=rank.device)
+    def slot_bytes(name: str, first_axis: int) -> int:
+        _, shape, element_bytes = places[name]
+        return math.prod(shape[first_axis:]) * element_bytes
 
-    block.fill_(0xFF)  # EMPTY of the tail and of the front: all bits set
+    def addresses(name: str, slot: int, *, kernel_adds_rank: bool = True) -> torch.Tensor:
+        return block.table(places[name][0], slot, num_ranks, kernel_adds_rank=kernel_adds_rank)
+
+    block.own.fill_(0xFF)  # EMPTY of the tail and of the front: all bits set
     assert EMPTY == -1
-    tensor("sums", block).fill_(-0.0)
-    whole = [handle.get_buffer(peer, (places["end"][0],), torch.uint8) for peer in range(num_ranks)]
-    front_bytes = math.prod(places["front"][1][1:]) * 4
+    tensor("sums", block.own).fill_(-0.0)
+    shard_bytes = rank.architecture.hidden_size // num_ranks * 2
+    # Slots of this rank on every GPU: the T / W that it fills.
+    mine = slice(block.rank, None, num_gpus)
     samples_whole = "shared-routing" not in rank.program.path.switches
-    rank.exchange = KernelExchange(
+    return KernelExchange(
         sums=ReceiveBuffers(
-            received=tensor("sums", block),
+            received=tensor("sums", block.own),
             control=torch.zeros(CONTROL_WORDS, dtype=torch.int32, device=rank.device),
         ),
-        sum_peers=addresses("sums"),
-        tail=TailSlots(**{name: tensor(name, block) for name in ("latent", "shared", "gathered")}),
+        sum_peers=addresses("sums", slot_bytes("sums", 2)),
+        tail=TailSlots(**{name: tensor(name, block.own) for name in ("latent", "shared", "gathered")}),
         tail_peers=TailPeers(
-            latent=addresses("latent"), shared=addresses("shared"), gathered=addresses("gathered"), max_rows=rows
+            latent=addresses("latent", slot_bytes("latent", 1)),
+            shared=addresses("shared", slot_bytes("shared", 1)),
+            gathered=addresses("gathered", shard_bytes),
+            max_rows=rows,
         ),
-        row_peers=addresses("gathered"),
-        front=tensor("front", block),
-        front_peers=addresses("front", rank.index * front_bytes),
+        # Once a GPU, not once a rank: a second copy could arrive after the first has been taken and its place emptied.
+        row_peers=torch.tensor(
+            [one + places["gathered"][0] for one in block.addresses], dtype=torch.int64, device=rank.device
+        ),
+        front=tensor("front", block.own),
+        front_peers=addresses("front", slot_bytes("front", 1), kernel_adds_rank=False),
         candidates=torch.zeros((2, rows, places["candidates"][1][3]), dtype=torch.int32, device=rank.device),
-        candidate_slots=tensor("candidates", block),
-        logit_slots=tensor("logits", block) if samples_whole else None,
+        candidate_slots=tensor("candidates", block.own),
+        logit_slots=tensor("logits", block.own) if samples_whole else None,
         rank=rank.index,
         shared_gpu=False,
         loop_back=False,
-        mapped_candidates=[tensor("candidates", one) for one in whole],
-        mapped_logits=[tensor("logits", one) for one in whole] if samples_whole else (),
-        barrier=lambda: handle.barrier(channel=0),
+        mapped_candidates=[tensor("candidates", one)[:, mine] for one in block.peers],
+        mapped_logits=[tensor("logits", one)[:, mine] for one in block.peers] if samples_whole else (),
+        barrier=block.barrier,
+        block=block,
     )
-    torch.cuda.synchronize()
-    dist.barrier(group)

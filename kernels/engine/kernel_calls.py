@@ -445,7 +445,7 @@ def tail_up(rank: Rank, call: Call) -> None:
         rank.index,
         rank.rows,
         # A welded consume behind it reads what other launches wrote without a wait of its own.
-        release_late="welded" in rank.program.path.switches,
+        release_late=call.trigger == "wait",
     )
 
 

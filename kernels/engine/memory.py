@@ -7,7 +7,7 @@ which is counted; that the expert kernel's order pads the scales of w2, 0.6 % of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from k3sim.errors import UserError
@@ -39,12 +39,21 @@ class Needed:
 
 
 def needed_bytes(
-    program: Program, architecture: Architecture, layout: Layout, workload: Workload, *, max_tokens: int
+    program: Program,
+    architecture: Architecture,
+    layout: Layout,
+    workload: Workload,
+    *,
+    max_tokens: int,
+    also: Sequence[Program] = (),
 ) -> Needed:
-    """Memory of the rank that runs ``program`` with room for ``max_tokens`` cached rows a sequence."""
+    """Memory of the rank that runs ``program`` with room for ``max_tokens`` cached rows a sequence.
+
+    ``also``: further programs whose weights are kept beside, each matrix once.
+    """
     matrices, shapes = rank_matrices(architecture, layout), rank_shapes(architecture, layout)
     dense = experts = 0
-    for names in matrices_of(program).values():
+    for names in matrices_of(program, *also).values():
         for name in names:
             if name in EXPERT_MATRICES:
                 experts += shapes.experts_owned * matrices[name].num_bytes
@@ -78,12 +87,16 @@ def check_memory(
     *,
     max_tokens: int,
     free_bytes: int,
+    also: Sequence[Path] = (),
 ) -> Needed:
-    """What the rank needs; UserError when the GPU has less free: how much is missing, and what would fit."""
+    """What the rank needs; UserError when the GPU has less free: how much is missing, and what would fit.
+
+    ``also``: further paths whose weights are kept beside those of ``path``.
+    """
 
     def needed(arch: Architecture, candidate: Layout) -> Needed:
-        program = build_program(arch, candidate, workload, path)
-        return needed_bytes(program, arch, candidate, workload, max_tokens=max_tokens)
+        program, *others = (build_program(arch, candidate, workload, one) for one in (path, *also))
+        return needed_bytes(program, arch, candidate, workload, max_tokens=max_tokens, also=others)
 
     wanted = needed(architecture, layout)
     if wanted.total <= free_bytes:

@@ -70,7 +70,13 @@ class WholeModelDecoder:
         return self.model.tensors[layer, name].float()
 
     def step(self, tokens_B: torch.Tensor) -> torch.Tensor:
-        """Logits ``[B, vocabulary]`` fp32 of the token after ``tokens_B``."""
+        """Logits ``[B, vocabulary]`` fp32 of the token after ``tokens_B``.
+
+        ``least_margin_B`` is then the smallest lead over the layers of the last expert chosen over the next one.
+        """
+        import torch
+
+        self.least_margin_B = torch.full((self.rows,), torch.inf, device=tokens_B.device)
         prefix_BD = self.weight(-1, "embedding")[tokens_B.long()]
         snapshots: list[torch.Tensor] = []
         for layer in range(self.architecture.num_layers):
@@ -151,7 +157,10 @@ class WholeModelDecoder:
 
     def _moe(self, layer: int, x_BD: torch.Tensor) -> torch.Tensor:
         scores = (x_BD @ self.weight(layer, "moe.router").T).sigmoid()
-        ids = (scores + self.weight(layer, "moe.bias")).topk(self.architecture.moe.top_k, dim=-1).indices
+        top_k = self.architecture.moe.top_k
+        best = (scores + self.weight(layer, "moe.bias")).topk(top_k + 1, dim=-1)
+        ids = best.indices[:, :top_k]
+        self.least_margin_B = self.least_margin_B.minimum(best.values[:, -2] - best.values[:, -1])
         weights = scores.gather(1, ids)
         weights = weights / weights.sum(-1, keepdim=True)
         latent = self.model.selected_experts(layer, x_BD @ self.weight(layer, "moe.latent_down").T, ids, weights)

@@ -171,7 +171,8 @@ class Step:
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=side):
+        # Thread-local: the watchdog of a process group may ask for its events meanwhile.
+        with torch.cuda.graph(self.graph, stream=side, capture_error_mode="thread_local"):
             self.run()
         torch.cuda.synchronize()
 

@@ -18,11 +18,15 @@ from k3sim.model.program import Weight
 TILE_OUTPUTS = 128
 BITS_PER_WEIGHT = 4.25
 TASK_TILE_OUTPUTS = 32
-# Depth of the public grouped launches, from the slope of their public timings between one and eight rows: 3.8 to
-# 4.1 TB/s on GB300 and GB200 (AIConfigurator tables 2026-08, TP8 and TP16; k3opt README 2026-09).
-PUBLIC_BYTES_IN_FLIGHT = 24 * 1024
+# Ring of the public grouped launches, from the slope of their public timings over rows (AIConfigurator tables 2026-08,
+# GB300 and GB200): 6.5 TB/s where an expert is whole. A block fills it for one tile at a time, so that the short rows
+# of a sliced second matrix leave it half empty: 4.8 TB/s at 256 of depth.
+PUBLIC_BYTES_IN_FLIGHT = 48 * 1024
+# In series before the first product of a block-scaled MMA: scales of the weights and of the rows, each through shared
+# memory into tensor memory, and the pipeline's fill; a bf16 product has the last alone. From the same tables.
+BLOCK_SCALED_SETUPS = 3
 OWN_DOWN_BLOCKS = 112
-OWN_RING_BYTES = 7 * 30_464
+OWN_RING_BYTES = 4 * 30_464
 MAX_BLOCKS = 128  # a persistent launch that fits every machine listed; further tiles follow in the same block
 
 
@@ -34,7 +38,7 @@ def _pass(
     early: bool = False,
     barrier: Barrier = Barrier.NONE,
     num_address_loads: int = 1,
-    num_tensor_core_setups: int = 1,
+    num_tensor_core_setups: int = BLOCK_SCALED_SETUPS,
 ) -> Pass:
     num_weights = weight.num_bytes * 8 / BITS_PER_WEIGHT
     num_blocks = min(num_tiles, MAX_BLOCKS)
@@ -78,7 +82,7 @@ def gemm1(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: i
     experts = _num_experts(distinct_milli)
     # Expert table, then this tile's rows: two loads in series before the first weight address is known.
     one = _pass(w13, rows * top_k / experts, experts * -(-2 * width // TILE_OUTPUTS), num_address_loads=2)
-    return _work(one.num_blocks, (one,), bytes_in_flight=PUBLIC_BYTES_IN_FLIGHT)
+    return _work(one.num_blocks, (one,), bytes_in_flight=_public_in_flight(w13))
 
 
 def gemm2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, latent: int) -> Work:
@@ -86,7 +90,13 @@ def gemm2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: i
     (w2,) = weights
     experts = _num_experts(distinct_milli)
     one = _pass(w2, rows * top_k / experts, experts * -(-latent // TILE_OUTPUTS), num_address_loads=2)
-    return _work(one.num_blocks, (one,), bytes_in_flight=PUBLIC_BYTES_IN_FLIGHT)
+    return _work(one.num_blocks, (one,), bytes_in_flight=_public_in_flight(w2))
+
+
+def _public_in_flight(weight: Weight) -> int:
+    """The ring, or one tile of 128 outputs where that is less; two of the smallest always."""
+    tile_bytes = int(TILE_OUTPUTS * weight.depth * BITS_PER_WEIGHT / 8)
+    return min(PUBLIC_BYTES_IN_FLIGHT, max(16 * 1024, tile_bytes))
 
 
 def gate_up(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int) -> Work:

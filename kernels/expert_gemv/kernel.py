@@ -9,7 +9,7 @@ How data moves
     All weight bytes of a row are known as soon as the ids are, and nothing that this kernel computes decides an
     address. So one producer warp streams the block's share of w1 and w3 and then of w2 through one ring of bulk
     copies, without regard to the dependency between the two products: while the last sums of the first meet, w2 fills
-    the ring (TP8: 104 KB a block; TP16: 53 KB; the ring holds 213 KB). A slot of the ring arrives in pieces with a
+    the ring (TP8: 104 KB a block; TP16: 53 KB; the ring holds 122 KB). A slot of the ring arrives in pieces with a
     barrier each, so that the last tile is multiplied while it arrives.
     128 blocks: each has 1 of the 16 experts and 1/8 of its gate/up tiles (6 of 48 at TP8, 3 of 24 at TP16) in the
     first product; in the second, 112 blocks own 32 outputs each over all experts, so that no sum crosses blocks and
@@ -70,7 +70,7 @@ K_WARPS = LATENT // 256  # warps that split K in the first product; the other tw
 UNIT_BYTES = 4 * 512 + 128
 TILE_BYTES = K_WARPS * UNIT_BYTES  # one gate/up tile, and one slot of the ring
 DOWN_UNIT_BYTES = 3 * 512 + 128
-NUM_SLOTS = 7
+NUM_SLOTS = 4  # 122 KB in flight feed HBM, and what is left of an SM takes a block of the launch behind
 PIECES = 8  # of a slot that arrive, and are waited for, one by one
 PIECE_BYTES = 2 * UNIT_BYTES  # of a gate/up tile: two warps' units, so seven pieces and an empty one
 EMPTY = 0xFFFFFFFF  # two f16 NaN of all ones, which no conversion produces
@@ -132,36 +132,6 @@ class ExpertConfiguration:
 def _publish(g_address: Int64, pair: Uint32) -> None:
     """Two f16 of the hidden vector to L2, where other blocks are waiting for them."""
     inline_ptx("st.relaxed.gpu.global.b32 [{$r0}], {$r1};", read_only_args=[g_address, pair])
-
-
-def _bulk_copy(s_address: Int32, g_address: Int64, num_bytes: int, s_barrier: Int32) -> None:
-    """Global to shared memory by the copy engine, completion counted in bytes at ``s_barrier``."""
-    inline_ptx(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];",
-        read_only_args=[s_address, g_address, Int32(num_bytes), s_barrier],
-    )
-
-
-def _barrier_init(s_barrier: Int32, count: int) -> None:
-    inline_ptx(f"mbarrier.init.shared::cta.b64 [{{$r0}}], {count};", read_only_args=[s_barrier])
-
-
-def _barrier_expect(s_barrier: Int32, num_bytes: int) -> None:
-    """Arrive and announce ``num_bytes`` of bulk copies."""
-    inline_ptx(
-        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{$r0}], {$r1};", read_only_args=[s_barrier, Int32(num_bytes)]
-    )
-
-
-def _barrier_wait(s_barrier: Int32, parity: Int32) -> None:
-    inline_ptx(
-        "{ .reg .pred p; again: mbarrier.try_wait.parity.shared::cta.b64 p, [{$r0}], {$r1}; @!p bra again; }",
-        read_only_args=[s_barrier, parity],
-    )
-
-
-def _barrier_arrive(s_barrier: Int32) -> None:
-    inline_ptx("mbarrier.arrive.shared.b64 _, [{$r0}];", read_only_args=[s_barrier])
 
 
 def _or_zero(word: Uint32, condition: Boolean) -> Uint32:
@@ -303,7 +273,7 @@ class ExpertGemv:
             smem=self.config.smem_bytes,
             # Without it ptxas spills in the second launch at width 192, for the sake of blocks that find no room.
             min_blocks_per_mp=1 if self.config.part == "down" else 0,
-            preferred_smem_carveout=100,
+            preferred_smem_carveout=ptx.ALL_SHARED,
             stream=stream,
             use_pdl=True,
         )
@@ -339,8 +309,8 @@ class ExpertGemv:
         if tid == 0:
             for slot in range_constexpr(NUM_SLOTS):
                 for piece in range_constexpr(PIECES):
-                    _barrier_init(s_full + (slot * PIECES + piece) * 8, 1)
-                _barrier_init(s_empty + slot * 8, NUM_WARPS)
+                    ptx.barrier_init(s_full + (slot * PIECES + piece) * 8, 1)
+                ptx.barrier_init(s_empty + slot * 8, NUM_WARPS)
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
         cute.arch.griddepcontrol_launch_dependents()
@@ -403,11 +373,11 @@ class ExpertGemv:
                 bf16 = ptx.load_l2(x + Int64(row * (LATENT * 2) + warp * 512 + lane * 16))
                 halves = [_half_from_bf16(one) for one in bf16]
                 for tile in cutlass.range(c.tiles_per_block, unroll=1):
-                    _barrier_wait(s_full + (slot * PIECES + (warp >> 1)) * 8, parity)
+                    ptx.barrier_wait(s_full + (slot * PIECES + (warp >> 1)) * 8, parity)
                     words, scales = _read_unit(s_ring + slot * TILE_BYTES + warp * UNIT_BYTES, 8, lane)
                     cute.arch.sync_warp()
                     if lane == 0:
-                        _barrier_arrive(s_empty + slot * 8)
+                        ptx.barrier_arrive(s_empty + slot * 8)
                     (sums,) = _multiply([_fragments(words)], halves, lane)
                     low, high = _sum_columns(_scaled(sums, scales))
                     if (lane & 3) == 0:
@@ -421,9 +391,11 @@ class ExpertGemv:
                 cute.arch.barrier(barrier_id=1, number_of_threads=NUM_WARPS * 32)
             else:
                 for _ in cutlass.range(c.tiles_per_block, unroll=1):
-                    # Every warp counts in the release of a slot, those that read nothing there too.
+                    # Every warp counts in the release of a slot, those that read nothing there too. None may be a turn
+                    # of the ring ahead of the others.
+                    ptx.barrier_wait(s_full + slot * PIECES * 8, parity)
                     if lane == 0:
-                        _barrier_arrive(s_empty + slot * 8)
+                        ptx.barrier_arrive(s_empty + slot * 8)
                     slot = slot + 1
                     if slot == NUM_SLOTS:
                         slot = Int32(0)
@@ -484,14 +456,14 @@ class ExpertGemv:
                 first = Int64(expert) * (c.width // 8) + Int64((block & 7) * c.tiles_per_block)
                 g_piece = gate_up + first * TILE_BYTES + Int64(piece * PIECE_BYTES)
                 for tile in cutlass.range(c.tiles_per_block, unroll=1):
-                    _barrier_wait(s_empty + slot * 8, parity)
+                    ptx.barrier_wait(s_empty + slot * 8, parity)
                     if lane < TILE_BYTES // PIECE_BYTES:
-                        _barrier_expect(s_piece + slot * (PIECES * 8), PIECE_BYTES)
+                        ptx.barrier_expect(s_piece + slot * (PIECES * 8), PIECE_BYTES)
                         s_place = s_ring + slot * TILE_BYTES + piece * PIECE_BYTES
                         g_place = g_piece + Int64(tile) * TILE_BYTES
-                        _bulk_copy(s_place, g_place, PIECE_BYTES, s_piece + slot * (PIECES * 8))
+                        ptx.bulk_copy(s_place, g_place, PIECE_BYTES, s_piece + slot * (PIECES * 8))
                     elif lane < PIECES:
-                        _barrier_arrive(s_piece + slot * (PIECES * 8))
+                        ptx.barrier_arrive(s_piece + slot * (PIECES * 8))
                     slot = slot + 1
                     if slot == NUM_SLOTS:
                         slot = Int32(0)
@@ -503,14 +475,14 @@ class ExpertGemv:
                         place = part * c.experts_per_slot + cutlass.min(piece, c.experts_per_slot - 1)
                         expert = ptx.load_int(ids + Int64((row * TOP_K + place) * 4))
                         expert = cutlass.max(cutlass.min(expert, num_experts - 1), 0)
-                        _barrier_wait(s_empty + slot * 8, parity)
+                        ptx.barrier_wait(s_empty + slot * 8, parity)
                         if lane < c.experts_per_slot:
-                            _barrier_expect(s_piece + slot * (PIECES * 8), c.down_bytes)
+                            ptx.barrier_expect(s_piece + slot * (PIECES * 8), c.down_bytes)
                             g_expert = down + (Int64(expert) * NUM_DOWN_BLOCKS + Int64(block)) * c.down_bytes
                             s_place = s_ring + slot * TILE_BYTES + piece * c.down_bytes
-                            _bulk_copy(s_place, g_expert, c.down_bytes, s_piece + slot * (PIECES * 8))
+                            ptx.bulk_copy(s_place, g_expert, c.down_bytes, s_piece + slot * (PIECES * 8))
                         elif lane < PIECES:
-                            _barrier_arrive(s_piece + slot * (PIECES * 8))
+                            ptx.barrier_arrive(s_piece + slot * (PIECES * 8))
                         slot = slot + 1
                         if slot == NUM_SLOTS:
                             slot = Int32(0)
@@ -567,7 +539,7 @@ class ExpertGemv:
                 if side == 1:
                     mine = following
                     my_parity = following_parity
-                _barrier_wait(s_full + (mine * PIECES + in_slot) * 8, my_parity)
+                ptx.barrier_wait(s_full + (mine * PIECES + in_slot) * 8, my_parity)
                 s_mine = s_unit + mine * TILE_BYTES
                 words, scales = _read_unit(s_mine, 6, lane)
                 other_words, other_scales = _read_unit(s_mine + tile_bytes, 6, lane)
@@ -582,8 +554,8 @@ class ExpertGemv:
                 high = [old + new for old, new in zip(high, _scaled(other, other_scales), strict=True)]
                 cute.arch.sync_warp()
                 if lane == 0:
-                    _barrier_arrive(s_empty + slot * 8)
-                    _barrier_arrive(s_empty + following * 8)
+                    ptx.barrier_arrive(s_empty + slot * 8)
+                    ptx.barrier_arrive(s_empty + following * 8)
                 slot = following + 1
                 parity = following_parity
                 if slot == NUM_SLOTS:

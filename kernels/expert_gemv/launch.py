@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.compile_cache import compiled, get_cutlass
+from k3sim.kernels.compile_cache import compiled, current_stream, get_cutlass
 from k3sim.kernels.expert_gemv.mxfp4 import pack_down, pack_gate_up
 
 if TYPE_CHECKING:
@@ -112,13 +112,6 @@ def _function(width: int, fp32_out: bool, part: str, num_peers: int = 0) -> Any:
     return compiled(configuration, lambda: compile_experts(configuration))
 
 
-def _stream(like: torch.Tensor) -> Any:
-    import torch
-    from cuda.bindings.driver import CUstream
-
-    return CUstream(torch.cuda.current_stream(like.device).cuda_stream)
-
-
 def expert_gemv(
     x: torch.Tensor,
     ids: torch.Tensor,
@@ -139,7 +132,7 @@ def expert_gemv(
     check_tensor("out", out, dtypes=(torch.bfloat16, torch.float32), shape=(x.shape[0], LATENT), like=x)
     _check_gpu(x)
     run = _function(width, out.dtype == torch.float32, "both")
-    run(*_addresses(x, ids, weights, packed, out, workspace), count, 0, _stream(x))
+    run(*_addresses(x, ids, weights, packed, out, workspace), count, 0, current_stream(x))
 
 
 def expert_gemv_push(
@@ -162,7 +155,7 @@ def expert_gemv_push(
     check_peers(peers, rank, x.shape[0], x)
     _check_gpu(x)
     run = _function(width, False, "both", peers.ranks)
-    run(*_addresses(x, ids, weights, packed, peers.latent, workspace), count, rank, _stream(x))
+    run(*_addresses(x, ids, weights, packed, peers.latent, workspace), count, rank, current_stream(x))
 
 
 def _check_call(
@@ -233,7 +226,7 @@ def expert_gate_up(
         rows,
         count,
         0,
-        _stream(x),
+        current_stream(x),
     )
 
 
@@ -262,5 +255,5 @@ def expert_down(hidden: torch.Tensor, ids: torch.Tensor, packed: PackedExperts, 
         rows,
         count,
         0,
-        _stream(out),
+        current_stream(out),
     )

@@ -54,6 +54,8 @@ from cutlass import BFloat16, Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from k3sim.kernels import ptx
+
 HEAD_DIM = 128
 L2_EPSILON = 1e-6
 NORM_EPSILON = 1e-5
@@ -716,6 +718,7 @@ def launch_kda(
             block=(conf.threads, 1, 1),
             cluster=(conf.cluster, 1, 1),
             stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED,
             use_pdl=conf.pdl,
         )
     else:
@@ -724,6 +727,7 @@ def launch_kda(
             block=(conf.threads + 32 * PREPARING_WARPS, 1, 1),
             smem=conf.stages * HEAD_DIM * HEAD_DIM * conf.state_type.width // 8,
             stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED,
             use_pdl=conf.pdl,
         )
 

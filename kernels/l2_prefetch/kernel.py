@@ -84,7 +84,8 @@ def compile_prefetch(configuration: PrefetchConfiguration) -> Any:
     @cute.jit
     def launch(mRegions: Int64, num_regions: Int32, budget_bytes: Int64, stream: CUstream) -> None:
         _prefetch(mRegions, num_regions, budget_bytes, configuration).launch(
-            grid=[BLOCKS, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
+            grid=[BLOCKS, 1, 1], block=[THREADS, 1, 1], stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED, use_pdl=True,
         )
 
     return cute.compile(launch, Int64(0), Int32(0), Int64(0), cute.runtime.make_fake_stream())

@@ -102,24 +102,25 @@ UP_OUTPUTS = 8  # of a block of ``up_cluster``
 
 
 def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int) -> Work:
-    """``up_after_sum`` as the project runs it: the weights in registers before the wait, the sum over a cluster.
+    """``up_after_sum`` as the project runs it: the weights in shared memory before the wait, the sum over a cluster.
 
-    A block sums an eighth of the latent, four rows at a time, and sends it to its cluster; products, the sum over
+    A block sums an eighth of the latent, two rows at a time, and sends it to its cluster; products, the sum over
     warps, the shared experts' slots; the peers' addresses are read when the sums are there.
     """
     (one,) = weights
     taken = min(rows, MAX_ROWS)  # that the kernel has room for
+    row_bytes = 2 * latent + 64  # in shared memory, with padding
     return Work(
         num_blocks=one.num_outputs // UP_OUTPUTS,
-        threads_per_block=256,
-        smem_bytes_per_block=taken * (2 * latent + 64 + 16 * ranks + 80) + -(-taken // 8) * 2048 + 1024,
+        threads_per_block=128,
+        smem_bytes_per_block=UP_OUTPUTS * row_bytes + taken * (row_bytes + 16 * ranks + 80) + -(-taken // 8) * 1024 + 8,
         bytes_in_flight_per_block=UP_OUTPUTS * latent * BF16_BYTES,
         max_blocks_per_sm=1,
-        registers_per_thread=184,
+        registers_per_thread=96,
         queues=True,
         passes=(
             Pass(
-                num_dependent_loads=-(-rows // 4),
+                num_dependent_loads=-(-rows // 2),
                 input_bytes_per_block=rows * ranks * latent * BF16_BYTES // CLUSTER_BLOCKS,
                 num_block_reductions=1,
                 barrier=Barrier.CLUSTER,

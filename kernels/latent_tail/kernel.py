@@ -17,10 +17,10 @@ How data moves
     until no 32-bit word of them is EMPTY (all bits set: two bf16 NaN that no conversion produces; send replaces them,
     should its input hold any). ``collect`` writes EMPTY back, so a replay is like a first run and nothing counts
     epochs. Every rank sums the same bf16 values in the same order and so has the same bits.
-    ``up`` loads its weights before the dependency wait, all of them, into registers: 8 outputs a block, K split over
-    its warps, 224 bytes a thread, so what remains after the last slot arrives is a chain of latencies. Eight blocks
-    form a cluster: each sums 448 columns, rounds (sum x norm weight) to bf16 and stores it into the shared
-    memory of all eight; the norm's factor is applied to the finished product, so one cluster barrier is enough.
+    ``up`` asks for its weights before the dependency wait, all of them, 57 KB a block for 8 outputs, so what remains
+    after the last slot arrives is a chain of latencies. Eight blocks form a cluster: each sums 448 columns, rounds
+    (sum x norm weight) to bf16 and stores it into the shared memory of all eight; the norm's factor is applied to the
+    finished product, so one cluster barrier is enough.
 
 Why this shape
     Without the cluster every block would read all slots: 57 KB x 112 blocks at TP8. A launch for sum and norm alone
@@ -46,16 +46,18 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint32, const_expr, range_cons
 from cutlass.cute.arch.nvvm_wrappers import inline_ptx
 
 from k3sim.kernels import ptx
+from k3sim.kernels.lamport import await_slots, sum_slots
 
 LATENT = 3584
 HIDDEN = 7168
 CLUSTER = 8
 OUTPUTS = 8  # of a block of ``up``
-UP_WARPS = 8  # that split K
+UP_WARPS = 4  # that split K
 UP_THREADS = UP_WARPS * 32
 WARP_COLUMNS = LATENT // UP_WARPS
 STEPS = WARP_COLUMNS // 32
-ROW_BYTES = LATENT * 2 + 64  # of x in shared memory: two rows read together must not meet in a bank
+ROW_BYTES = LATENT * 2 + 64  # of x and of weights in shared memory: rows read together must not meet in a bank
+UP_BLOCKS_PER_SM = 5  # bounds the registers: 128 threads must fit beside a block of the experts
 COPY_THREADS = 224
 CHUNK = 8  # bf16 values of one 16-byte access
 LATENT_CHUNKS = LATENT // CHUNK
@@ -87,7 +89,8 @@ class TailConfiguration:
     @property
     def up_smem_bytes(self) -> int:
         by_row = ROW_BYTES + 2 * CLUSTER * 4 + self.ranks * OUTPUTS * 2 + OUTPUTS * 2
-        return self.max_rows * by_row + (self.max_rows + 7) // 8 * UP_WARPS * 8 * OUTPUTS * 4
+        partial_bytes = (self.max_rows + 7) // 8 * UP_WARPS * 8 * OUTPUTS * 4
+        return OUTPUTS * ROW_BYTES + self.max_rows * by_row + partial_bytes + 8  # the barrier
 
 
 def _await4(g_address: Int64) -> ptx.Words:
@@ -99,22 +102,6 @@ def _await4(g_address: Int64) -> ptx.Words:
         read_only_args=[g_address],
     )
     return arrived
-
-
-def _load_volatile4(g_address: Int64) -> ptx.Words:
-    words: ptx.Words = inline_ptx(
-        "ld.volatile.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-        write_only_types=[Uint32] * 4,
-        read_only_args=[g_address],
-    )
-    return words
-
-
-def _push(g_address: Int64, words: Any) -> None:
-    """16 bytes to memory that another GPU reads while this kernel runs."""
-    inline_ptx(
-        "st.relaxed.sys.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", read_only_args=[g_address, *words]
-    )
 
 
 def not_empty(word: Uint32) -> Uint32:
@@ -153,6 +140,7 @@ class TailSend:
             grid=(4 if self.config.shared_only else 6, rows, 1),
             block=(COPY_THREADS, 1, 1),
             stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED,
             use_pdl=True,
         )
 
@@ -181,7 +169,7 @@ class TailSend:
                 words = list(ptx.load_l2(latent + Int64(row * LATENT_CHUNKS + chunk) * 16))
             words = [not_empty(word) for word in words]
             for peer in range_constexpr(c.ranks):
-                _push(peers[peer] + place, words)
+                ptx.store_to_peer(peers[peer] + place, words)
         else:
             chunk = (part - 2) * COPY_THREADS + tid
             per_rank = c.outputs // CHUNK
@@ -189,7 +177,7 @@ class TailSend:
             base = ptx.load_long(shared_slots + Int64(peer * 8))
             cute.arch.griddepcontrol_wait()
             words = [not_empty(word) for word in ptx.load_l2(shared + Int64(row * HIDDEN_CHUNKS + chunk) * 16)]
-            _push(base + Int64((rank * rows + row) * per_rank + chunk % per_rank) * 16, words)
+            ptx.store_to_peer(base + Int64((rank * rows + row) * per_rank + chunk % per_rank) * 16, words)
 
 
 class TailUp:
@@ -216,6 +204,8 @@ class TailUp:
             block=(UP_THREADS, 1, 1),
             cluster=(CLUSTER, 1, 1),
             smem=self.config.up_smem_bytes,
+            min_blocks_per_mp=UP_BLOCKS_PER_SM,
+            preferred_smem_carveout=ptx.ALL_SHARED,
             stream=stream,
             use_pdl=True,
         )
@@ -238,19 +228,27 @@ class TailUp:
         warp = cute.arch.make_warp_uniform(tid >> 5)
         lane = tid & 31
         member = block & (CLUSTER - 1)
-        s_x = cute.arch.get_dyn_smem(Uint8, alignment=128).toint().to(Int32)  # [max rows, 3584] bf16, padded
+        s_weights = cute.arch.get_dyn_smem(Uint8, alignment=128).toint().to(Int32)  # [8, 3584] bf16, padded
+        s_x = s_weights + OUTPUTS * ROW_BYTES  # [max rows, 3584] bf16, padded
         s_squares = s_x + c.max_rows * ROW_BYTES  # [max rows, 16] fp32
         s_shared = s_squares + c.max_rows * 2 * CLUSTER * 4  # [max rows, ranks, 8] bf16
         s_parts = s_shared + c.max_rows * c.ranks * OUTPUTS * 2  # [rows / 8, warp, row, output] fp32
         s_y = s_parts + (c.max_rows + 7) // 8 * UP_WARPS * 8 * OUTPUTS * 4  # [max rows, 8] bf16
+        s_barrier = s_y + c.max_rows * OUTPUTS * 2
 
         # No peer may be stored to before it runs.
         ptx.cluster_arrive()
+        if tid == 0:
+            ptx.barrier_init(s_barrier, 1)
+            ptx.barrier_init_fence()
+            ptx.barrier_expect(s_barrier, OUTPUTS * LATENT * 2)
+        cute.arch.sync_threads()
+        if tid < OUTPUTS:
+            g_row = up + Int64(block * OUTPUTS + tid) * (LATENT * 2)
+            ptx.bulk_copy(s_weights + tid * ROW_BYTES, g_row, LATENT * 2, s_barrier)
         # Lane (g, t) takes columns 32 j + 8 t .. 8 t + 7 of output g, an order of K that operand B follows.
         group, t = lane >> 2, lane & 3
         first_column = warp * WARP_COLUMNS + t * CHUNK
-        g_weight = up + (Int64(block * OUTPUTS + group) * LATENT + Int64(first_column)) * 2
-        weights = [ptx.load_stream(g_weight + Int64(64 * j)) for j in range(STEPS)]
         half = warp & 1
         summing = lane < HALF_CHUNKS
         chunk = member * (PART // CHUNK) + half * HALF_CHUNKS + cutlass.min(lane, HALF_CHUNKS - 1)
@@ -262,21 +260,22 @@ class TailUp:
         if const_expr(c.release_late):
             cute.arch.griddepcontrol_launch_dependents()
 
-        # Four rows at a time, two warps each: this block's columns of the sum, to every block of the cluster.
-        for first in cutlass.range(0, rows, 4, unroll=1):
+        # A few rows at a time, two warps each: this block's columns of the sum, to every block of the cluster.
+        for first in cutlass.range(0, rows, UP_WARPS // 2, unroll=1):
             row = first + (warp >> 1)
             if row < rows:
-                totals = self._sum_slots(latent_slots, row, rows, chunk)
+                r_arrived = cute.make_rmem_tensor((c.ranks * 4,), Uint32)
+                g_slots = latent_slots + Int64(row * LATENT_CHUNKS + chunk) * 16
+                await_slots(g_slots, r_arrived, c.ranks, Int64(rows * (LATENT * 2)), EMPTY)
+                totals = sum_slots(r_arrived, c.ranks)
                 squares = Float32(0.0)
                 for i in range_constexpr(CHUNK):
                     squares = squares + totals[i] * totals[i]
                 squares = squares if summing else Float32(0.0)
                 for offset in (16, 8, 4, 2, 1):
                     squares = squares + cute.arch.shuffle_sync_bfly(squares, offset=offset)
-                scale = [value for word in norm for value in (ptx.low_bf16(word), ptx.high_bf16(word))]
-                packed = [
-                    ptx.pack_bf16(totals[2 * i] * scale[2 * i], totals[2 * i + 1] * scale[2 * i + 1]) for i in range(4)
-                ]
+                scale = ptx.widen_bf16(norm)
+                packed = ptx.narrow_bf16([total * one for total, one in zip(totals, scale, strict=True)])
                 for peer in range_constexpr(CLUSTER):
                     if summing:
                         ptx.peer_store4(ptx.peer_shared(s_x + row * ROW_BYTES + chunk * 16, Int32(peer)), packed)
@@ -284,12 +283,18 @@ class TailUp:
                         s_place = s_squares + (row * (2 * CLUSTER) + member * 2 + half) * 4
                         ptx.peer_store_float(ptx.peer_shared(s_place, Int32(peer)), squares)
         # One thread a rank and row asks for the shared expert's part of the block's outputs, and judges it later.
-        shared_row, shared_rank = tid // c.ranks, tid % c.ranks
-        waiting = shared_row < rows
-        g_shared = shared_slots + Int64(
-            ((shared_rank * rows + cutlass.min(shared_row, rows - 1)) * c.outputs + block * OUTPUTS) * 2
-        )
-        shared = _load_volatile4(g_shared)
+        turns = -(-c.max_rows * c.ranks // UP_THREADS)
+        items = [tid + turn * UP_THREADS for turn in range(turns)]
+        asked = [item // c.ranks < rows for item in items]
+        g_shared = [
+            shared_slots
+            + Int64(
+                ((item % c.ranks * rows + cutlass.min(item // c.ranks, rows - 1)) * c.outputs + block * OUTPUTS) * 2
+            )
+            for item in items
+        ]
+        shared = [ptx.load_from_peer(place) for place in g_shared]
+        ptx.barrier_wait(s_barrier, Int32(0))
         ptx.cluster_arrive()
         ptx.cluster_wait()
 
@@ -299,17 +304,19 @@ class TailUp:
             sums: Any = [Float32(0.0)] * 4
             others: Any = [Float32(0.0)] * 4
             s_row = s_x + cutlass.min(half_rows * 8 + group, rows - 1) * ROW_BYTES + first_column * 2
+            s_weight = s_weights + group * ROW_BYTES + first_column * 2
             for j in range_constexpr(STEPS):
                 x = ptx.shared_load4(s_row + 64 * j)
-                w = weights[j]
+                w = ptx.shared_load4(s_weight + 64 * j)
                 sums = ptx.mma(sums, [w[0], zero, w[1], zero], x[:2], operand="bf16")
                 others = ptx.mma(others, [w[2], zero, w[3], zero], x[2:], operand="bf16")
             # Accumulators 0 and 1: output g, rows 2t and 2t + 1 of these eight.
-            s_place = s_parts + (((half_rows * 8 + warp) * 8 + 2 * t) * OUTPUTS + group) * 4
+            s_place = s_parts + (((half_rows * UP_WARPS + warp) * 8 + 2 * t) * OUTPUTS + group) * 4
             ptx.shared_store_float(s_place, sums[0] + others[0])
             ptx.shared_store_float(s_place + OUTPUTS * 4, sums[1] + others[1])
-        if waiting:
-            ptx.shared_store4(s_shared + tid * 16, _arrived(g_shared, shared))
+        for turn in range_constexpr(turns):
+            if asked[turn]:
+                ptx.shared_store4(s_shared + items[turn] * 16, _arrived(g_shared[turn], shared[turn]))
         cute.arch.sync_threads()
 
         row, output = tid // OUTPUTS, tid % OUTPUTS
@@ -321,7 +328,7 @@ class TailUp:
                     squares = squares + ptx.bits_as_float(parts[word])
             product = Float32(0.0)
             for part in range_constexpr(UP_WARPS):
-                s_place = s_parts + ((((row >> 3) * 8 + part) * 8 + (row & 7)) * OUTPUTS + output) * 4
+                s_place = s_parts + ((((row >> 3) * UP_WARPS + part) * 8 + (row & 7)) * OUTPUTS + output) * 4
                 product = product + ptx.shared_load_float(s_place)
             y = product * cute.math.rsqrt(squares * Float32(1.0 / LATENT) + eps)
             for peer in range_constexpr(c.ranks):
@@ -329,20 +336,12 @@ class TailUp:
                 y = y + ptx.low_bf16(half_word)
             ptx.shared_store_half(s_y + (row * OUTPUTS + output) * 2, ptx.pack_bf16(y, Float32(0.0)))
         cute.arch.sync_threads()
-        if waiting:
-            base = ptx.load_long(gathered + Int64(shared_rank * 8))
-            place = Int64(shared_row * HIDDEN + rank * c.outputs + block * OUTPUTS) * 2
-            _push(base + place, ptx.shared_load4(s_y + shared_row * (OUTPUTS * 2)))
-
-    def _sum_slots(self, latent_slots: Int64, row: Int32, rows: Int32, chunk: Int32) -> list[Float32]:
-        """Eight columns of the sum over ranks, in their order. All loads are in flight before the first is judged."""
-        ranks = self.config.ranks
-        places = [latent_slots + Int64((rank * rows + row) * LATENT_CHUNKS + chunk) * 16 for rank in range(ranks)]
-        early = [_load_volatile4(place) for place in places]
-        totals = [Float32(0.0)] * CHUNK
-        for place, words in zip(places, early, strict=True):
-            totals = _add_pairs(totals, _arrived(place, words))
-        return totals
+        for turn in range_constexpr(turns):
+            if asked[turn]:
+                taken = items[turn] // c.ranks
+                base = ptx.load_long(gathered + Int64(items[turn] % c.ranks * 8))
+                place = Int64(taken * HIDDEN + rank * c.outputs + block * OUTPUTS) * 2
+                ptx.store_to_peer(base + place, ptx.shared_load4(s_y + taken * (OUTPUTS * 2)))
 
 
 def _arrived(g_address: Int64, words: ptx.Words) -> ptx.Words:
@@ -378,7 +377,8 @@ class TailCollect:
         stream: CUstream,
     ) -> None:
         self.device(gathered, latent_slots, shared_slots, prefix, out, rows).launch(
-            grid=(6, rows, 1), block=(COPY_THREADS, 1, 1), stream=stream, use_pdl=True
+            grid=(6, rows, 1), block=(COPY_THREADS, 1, 1), stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED, use_pdl=True,
         )
 
     @cute.kernel

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.compile_cache import compiled, get_cutlass
+from k3sim.kernels.compile_cache import compiled, current_stream, get_cutlass
 from k3sim.kernels.latent_tail.reference import EPS
 
 if TYPE_CHECKING:
@@ -141,13 +141,6 @@ def check_slots(slots: TailSlots, rows: int) -> None:
     check_one_of("rows", rows, range(1, max_rows + 1))
 
 
-def _stream(like: torch.Tensor) -> Any:
-    import torch
-    from cuda.bindings.driver import CUstream
-
-    return CUstream(torch.cuda.current_stream(like.device).cuda_stream)
-
-
 def send(latent: torch.Tensor, shared: torch.Tensor, peers: TailPeers, rank: int) -> None:
     """Push this rank's ``latent`` [R, 3584] (bf16 or fp32) to every rank and ``shared`` [R, 7168] bf16 to its owners.
 
@@ -173,7 +166,7 @@ def send(latent: torch.Tensor, shared: torch.Tensor, peers: TailPeers, rank: int
         peers.shared.data_ptr(),
         rank,
         rows,
-        _stream(latent),
+        current_stream(latent),
     )
 
 
@@ -194,7 +187,7 @@ def send_shared(shared: torch.Tensor, peers: TailPeers, rank: int) -> None:
 
     configuration = TailConfiguration(ranks=peers.ranks, shared_only=True)
     run = compiled(("send", configuration), lambda: compile_send(configuration))
-    run(0, shared.data_ptr(), peers.latent.data_ptr(), peers.shared.data_ptr(), rank, rows, _stream(shared))
+    run(0, shared.data_ptr(), peers.latent.data_ptr(), peers.shared.data_ptr(), rank, rows, current_stream(shared))
 
 
 def up(
@@ -240,7 +233,7 @@ def up(
         rank,
         rows,
         eps,
-        _stream(slots.latent),
+        current_stream(slots.latent),
     )
 
 
@@ -269,5 +262,5 @@ def collect(slots: TailSlots, out: torch.Tensor, prefix: torch.Tensor | None = N
         0 if prefix is None else prefix.data_ptr(),
         out.data_ptr(),
         rows,
-        _stream(out),
+        current_stream(out),
     )

@@ -156,7 +156,8 @@ def compile_top_k(configuration: TopKConfiguration) -> Any:
     @cute.jit
     def launch(mLogits: Int64, mTop: Int64, mIds: Int64, first_id: Int32, rows: Int32, stream: CUstream) -> None:
         _top_k(mLogits, mTop, mIds, first_id, configuration).launch(
-            grid=[rows, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
+            grid=[rows, 1, 1], block=[THREADS, 1, 1], stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED, use_pdl=True,
         )
 
     zero = Int64(0)

@@ -30,7 +30,7 @@ def _attention(
         reads=(Read(region="", num_bytes=rows * context * kv_row_bytes, kind=ReadKind.KV_STATE, early=early),),
         flops=2.0 * rows * padded_heads * context * (2 * kv_lora_rank + 64),
         unit=unit,
-        num_tensor_core_setups=1,
+        num_tensor_core_setups=2,  # scores, then values
         # Scores, row maximum and sum, and values of one tile before the next in a block.
         num_tile_epilogues=-(-context // TOKENS_PER_BLOCK // MAX_SPLITS) - 1,
         num_block_reductions=3,
@@ -49,7 +49,7 @@ def _merge(*, rows: int, heads: int, context: int, kv_lora_rank: int) -> Pass:
     )
 
 
-def _footprint(*, rows: int, context: int, passes: tuple[Pass, ...], sent_bytes_per_peer: int = 0) -> Work:
+def _footprint(*, rows: int, context: int, passes: tuple[Pass, ...]) -> Work:
     return Work(
         # The lift to values needs blocks too where the context is short.
         num_blocks=max(rows * min(MAX_SPLITS, -(-context // TOKENS_PER_BLOCK)), LIFT_BLOCKS),
@@ -58,17 +58,62 @@ def _footprint(*, rows: int, context: int, passes: tuple[Pass, ...], sent_bytes_
         bytes_in_flight_per_block=72 * 1024,
         max_blocks_per_sm=2,
         passes=passes,
-        sent_bytes_per_peer=sent_bytes_per_peer,
     )
 
 
 def split_kv(
     weights: Sequence[Weight], *, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora_rank: int
 ) -> Work:
-    """Attention of ``heads`` heads over ``context`` cached tokens a row, merged in the same launch."""
-    shape = {"rows": rows, "heads": heads, "context": context, "kv_lora_rank": kv_lora_rank}
-    attention = _attention(**shape, kv_row_bytes=kv_row_bytes, early=False, unit=Unit.BF16)
-    return _footprint(rows=rows, context=context, passes=(attention, _merge(**shape)))
+    """Attention of ``heads`` heads over ``context`` cached tokens a row, and the merge of the parts.
+
+    The public kernel: a block an SM, tiles of 128 tokens in series, and a launch of its own to merge where a row has
+    more than one block. Its counts are not published; those here follow from its tables over batch and context
+    (AIConfigurator 2026-08, B300 and GB300): what one tile costs, what each further one does, and the merge.
+    """
+    return _public(rows=rows, heads=heads, context=context, kv_row_bytes=kv_row_bytes, kv_lora_rank=kv_lora_rank)
+
+
+PUBLIC_TILE, PUBLIC_BLOCKS = 128, 144
+# Each tile: scores, maximum, exponents, values and rescaling, ten reductions' time in series, of which all but the
+# last tile's lie beside the stream. Two products, each with two fills; then 512 outputs a head through tensor memory.
+PUBLIC_TILE_EPILOGUES = 5
+PUBLIC_SETUPS, PUBLIC_REDUCTIONS, PUBLIC_MERGE_REDUCTIONS = 4, 17, 3
+
+
+def _public(
+    *, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora_rank: int, sent_bytes_per_peer: int = 0
+) -> Work:
+    tiles = -(-context // PUBLIC_TILE)
+    tiles_of_a_block = -(-tiles // max(1, min(tiles, PUBLIC_BLOCKS // rows)))
+    splits = -(-tiles // tiles_of_a_block)
+    padded_heads = max(64, -(-heads // HEAD_TILE) * HEAD_TILE)
+    attend = Pass(
+        num_address_loads=2,  # the length, then the page
+        num_dependent_loads=1,
+        reads=(Read(region="", num_bytes=rows * context * kv_row_bytes, kind=ReadKind.KV_STATE),),
+        flops=2.0 * rows * padded_heads * context * (2 * kv_lora_rank + 64),
+        unit=Unit.BF16,
+        num_tensor_core_setups=PUBLIC_SETUPS,
+        num_tile_epilogues=PUBLIC_TILE_EPILOGUES * (tiles_of_a_block - 1),
+        num_block_reductions=PUBLIC_REDUCTIONS,
+        barrier=Barrier.LAUNCH if splits > 1 else Barrier.NONE,
+        num_barriers=1 if splits > 1 else 0,
+    )
+    merge = Pass(
+        num_blocks=min(rows * heads, rows * splits),
+        num_dependent_loads=2,
+        input_bytes_per_block=splits * 4 * kv_lora_rank,
+        num_block_reductions=PUBLIC_MERGE_REDUCTIONS,
+    )
+    return Work(
+        num_blocks=rows * splits,
+        threads_per_block=384,
+        smem_bytes_per_block=200 * 1024,
+        bytes_in_flight_per_block=96 * 1024,
+        max_blocks_per_sm=1,
+        passes=(attend, merge) if splits > 1 else (attend,),
+        sent_bytes_per_peer=sent_bytes_per_peer,
+    )
 
 
 PAGE_TOKENS, CLUSTER = 64, 8
@@ -158,14 +203,14 @@ def partial(
     kv_lora_rank: int,
     context_ranks: int,
 ) -> Work:
-    """Context parallel: as ``split_kv`` over this rank's share, then outputs (bf16) and log-sum-exp to peers."""
-    shape = {"rows": rows, "heads": heads, "context": context, "kv_lora_rank": kv_lora_rank}
-    attention = _attention(**shape, kv_row_bytes=kv_row_bytes, early=True, unit=Unit.BF16)
+    """Context parallel: ``split_kv`` over this rank's share, then outputs (bf16) and log-sum-exp to peers."""
     own_heads = heads // context_ranks
-    return _footprint(
+    return _public(
         rows=rows,
+        heads=heads,
         context=context,
-        passes=(attention, _merge(**shape)),
+        kv_row_bytes=kv_row_bytes,
+        kv_lora_rank=kv_lora_rank,
         sent_bytes_per_peer=rows * own_heads * (2 * kv_lora_rank + 4),
     )
 

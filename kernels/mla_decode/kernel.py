@@ -678,6 +678,7 @@ def compile_mla_decode(configuration: MlaDecodeConfiguration) -> Any:
             block=[THREADS, 1, 1],
             cluster=[CLUSTER, 1, 1],
             stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED,
             use_pdl=True,
         )
 
@@ -745,7 +746,8 @@ def compile_lse_merge(configuration: LseMergeConfiguration) -> Any:
         mOutputs: Int64, mLogSums: Int64, mOut: Int64, mLogSum: Int64, num_pairs: Int32, stream: CUstream
     ) -> None:
         _lse_merge(mOutputs, mLogSums, mOut, mLogSum, configuration).launch(
-            grid=[num_pairs, 1, 1], block=[LATENT // 8, 1, 1], stream=stream, use_pdl=True
+            grid=[num_pairs, 1, 1], block=[LATENT // 8, 1, 1], stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED, use_pdl=True,
         )
 
     zero = Int64(0)

@@ -316,6 +316,7 @@ def compile_mla_prep(configuration: MlaPrepConfiguration) -> Any:
             block=[THREADS, 1, 1],
             cluster=[CLUSTER, 1, 1],
             stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED,
             use_pdl=True,
         )  # fmt: skip
 

@@ -441,6 +441,7 @@ def compile_produce(configuration: ProduceConfiguration) -> Any:
             grid=[configuration.hidden // TILE, 1, 1],
             block=[configuration.threads, 1, 1],
             stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED,
             use_pdl=True,
         )
 
@@ -485,6 +486,7 @@ def compile_consume(configuration: ConsumeConfiguration) -> Any:
             block=[configuration.threads, 1, 1],
             cluster=[CLUSTER, 1, 1],
             stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED,
             use_pdl=True,
         )
 
@@ -530,6 +532,7 @@ def compile_consume_gathered(configuration: ConsumeConfiguration) -> Any:
             block=[configuration.threads, 1, 1],
             cluster=[CLUSTER, 1, 1],
             stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED,
             use_pdl=True,
         )
 

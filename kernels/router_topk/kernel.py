@@ -199,6 +199,7 @@ class RouterTopk:
             block=(THREADS, 1, 1),
             smem=SMEM_BYTES,
             stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED,
             use_pdl=True,
         )
 
@@ -268,6 +269,7 @@ class GatherTopk:
             block=(THREADS, 1, 1),
             smem=SMEM_BYTES,
             stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED,
             use_pdl=True,
         )
 

@@ -5,7 +5,8 @@ straight to registers, nothing is loaded before the dependency wait (vllm-projec
 ``ring`` keeps a shared-memory ring per block that is filled before the dependency wait, and splits K over a
 cluster where the outputs alone cannot occupy the chip.
 
-Beyond ``MAX_CUDA_CORE_ROWS`` rows fp32 FMAs cost more than the stream, and both use tensor cores.
+Beyond ``MAX_CUDA_CORE_ROWS`` rows fp32 FMAs cost more than the stream: ``ring`` uses tensor cores, ``column_pair``
+leaves the product to cuBLAS.
 
 Issue cost on CUDA cores: a conversion a weight, and for each row an FMA and a share of loading and converting the
 activation, 3.5 slots in all. The count reproduces the public cold timings of 2880 x 7168 on GB200 at one to four
@@ -17,12 +18,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from k3sim.kernels.cublas.cost import gemm as cublas_gemm
 from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS, Epilogue, GemvConfiguration, measured_tilings, rule_tiling
 from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
 MAX_CUDA_CORE_ROWS = 2  # from three rows on the tensor-core form is level or ahead (TokenSpeed's table, GB300)
+# A small matrix stays there for more rows, as long as its slots take no longer than a tensor core's fixed cost: 1152 x
+# 1536 at three to eight rows on GB200 (2.10 to 2.72 us, same table).
+MAX_CUDA_CORE_SLOTS = 52e6
 SLOTS_PER_WEIGHT = 1.0
 SLOTS_PER_WEIGHT_AND_ROW = 3.5
 RING_BYTES = 32 * 1024  # two blocks an SM: 64 KiB in flight, 95 % of HBM on Blackwell; more only costs co-residency
@@ -39,10 +44,14 @@ def _flops(weights: Sequence[Weight], rows: int) -> float:
     return sum(2.0 * slots * one.num_outputs * one.depth for one in weights)
 
 
+def _on_cuda_cores(weights: Sequence[Weight], rows: int) -> bool:
+    return rows <= MAX_CUDA_CORE_ROWS or _flops(weights, rows) <= 2.0 * MAX_CUDA_CORE_SLOTS
+
+
 def _tensor_core(weights: Sequence[Weight], rows: int, *, early: bool, sent_bytes_per_peer: int) -> Work:
     """64-output tiles, split over K until about 128 blocks run; the last block of a tile sums the parts."""
     num_tiles = sum(-(-one.num_outputs // 64) for one in weights)
-    split = max(1, min(128 // num_tiles, weights[0].depth // 512))
+    split = max(1, min(128 // num_tiles, weights[0].depth // 1024))
     passes = Pass(
         num_dependent_loads=1 + (2 if split > 1 else 0),
         input_bytes_per_block=rows * weights[0].depth * BF16_BYTES // split,
@@ -51,6 +60,9 @@ def _tensor_core(weights: Sequence[Weight], rows: int, *, early: bool, sent_byte
         unit=Unit.BF16,
         num_tensor_core_setups=1,
         num_block_reductions=1 if split > 1 else 0,
+        # The parts of a tile meet over a cluster before and after they are added up.
+        barrier=Barrier.CLUSTER if split > 1 else Barrier.NONE,
+        num_barriers=2 if split > 1 else 0,
     )
     return Work(
         num_blocks=num_tiles * split,
@@ -64,9 +76,14 @@ def _tensor_core(weights: Sequence[Weight], rows: int, *, early: bool, sent_byte
 
 
 def column_pair(weights: Sequence[Weight], *, rows: int) -> Work:
-    """The public form: ``[rows, K] x [N, K]`` for each weight, outputs in bf16, weights read after the wait."""
-    if rows > MAX_CUDA_CORE_ROWS:
-        return _tensor_core(weights, rows, early=False, sent_bytes_per_peer=0)
+    """The public form: ``[rows, K] x [N, K]``, outputs in bf16, weights read after the wait.
+
+    A public engine's table of such kernels ends where cuBLAS is level: from three rows on its products are cuBLAS's,
+    split over K with a launch that adds up (k3opt README: "cuBLAS split-K + reduce" at 3 to 16 rows; vLLM's table
+    keeps an entry that beats cuBLAS by 5 %).
+    """
+    if not _on_cuda_cores(weights, rows):
+        return cublas_gemm(weights, rows=rows)
     return Work(
         num_blocks=sum(-(-one.num_outputs // 2) for one in weights),
         threads_per_block=224,
@@ -85,9 +102,16 @@ def column_pair(weights: Sequence[Weight], *, rows: int) -> Work:
     )
 
 
+def low_latency(weights: Sequence[Weight], *, rows: int) -> Work:
+    """The fastest public kernel for the shape, weights read after the wait: ``column_pair``, or split-K tiles."""
+    if not _on_cuda_cores(weights, rows):
+        return _tensor_core(weights, rows, early=False, sent_bytes_per_peer=0)
+    return column_pair(weights, rows=rows)
+
+
 def ring(weights: Sequence[Weight], *, rows: int, sent_bytes_per_peer: int = 0) -> Work:
     """The size-matched form; ``sent_bytes_per_peer`` is what its epilogue pushes to each peer."""
-    if rows > MAX_CUDA_CORE_ROWS:
+    if not _on_cuda_cores(weights, rows):
         return _tensor_core(weights, rows, early=True, sent_bytes_per_peer=sent_bytes_per_peer)
     num_outputs = sum(one.num_outputs for one in weights)
     outputs_per_block = 8 if num_outputs >= 8 * SPLIT_TARGET_BLOCKS else 4

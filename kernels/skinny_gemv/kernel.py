@@ -131,7 +131,7 @@ class SkinnyGemv:
             cluster=(config.tiling.split, 1, 1) if config.tiling.split > 1 else None,
             smem=config.smem_bytes,
             # Every kernel of a chain with the same carve-out: another one would wait for the SM to drain.
-            preferred_smem_carveout=100,
+            preferred_smem_carveout=ptx.ALL_SHARED,
             stream=stream,
             use_pdl=True,
         )
@@ -305,6 +305,8 @@ class SkinnyGemv:
 
         s_thread = s_ring + tid * 16
         for stage in range_constexpr(stages):
+            if const_expr(stage >= config.early_stages):
+                cute.arch.cp_async_wait_group(config.early_stages - 1)
             self._request_rows(
                 w, first, num_local, group, k_bytes, exists, Int32(stage), s_thread + stage * stage_bytes
             )

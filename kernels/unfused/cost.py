@@ -118,7 +118,10 @@ def routing(weights: Sequence[Weight], *, rows: int, experts: int) -> Work:
 
 
 def permutation(weights: Sequence[Weight], *, rows: int, experts: int) -> Work:
-    """Tokens grouped by expert for the grouped GEMMs: the second kernel of the public routing.
+    """Tokens grouped by expert for the grouped GEMMs: the second and the third kernel of the public routing.
+
+    With 896 experts the public routing takes three launches (FlashInfer's, as xiaguan/kern-k3-pp-prefill counts them,
+    2026-10): selection, then counts and indices, which are priced alike.
 
     One cluster of eight blocks: counts by expert, a prefix sum over them, and the indices, a cluster barrier after
     each (NVIDIA/TensorRT-LLM's routing launches its selection and its cluster index kernel one after the other).

@@ -169,7 +169,8 @@ def compile_embedding(configuration: EmbeddingConfiguration) -> Any:
         mIds: Int64, mTable: Int64, mOut: Int64, first_id: Int32, num_ids: Int32, rows: Int32, stream: CUstream
     ) -> None:
         _embedding(mIds, mTable, mOut, first_id, num_ids, configuration).launch(
-            grid=[BLOCKS_PER_ROW, rows, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=configuration.pdl
+            grid=[BLOCKS_PER_ROW, rows, 1], block=[THREADS, 1, 1], stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED, use_pdl=configuration.pdl,
         )
 
     zero = Int64(0)
@@ -184,7 +185,8 @@ def compile_all_reduce(configuration: AllReduceConfiguration) -> Any:
         mX: Int64, mPeers: Int64, mReceived: Int64, mControl: Int64, mOut: Int64, rank: Int32, stream: CUstream
     ) -> None:
         _all_reduce(mX, mPeers, mReceived, mControl, mOut, rank, configuration).launch(
-            grid=[configuration.blocks, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=configuration.pdl
+            grid=[configuration.blocks, 1, 1], block=[THREADS, 1, 1], stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED, use_pdl=configuration.pdl,
         )
 
     return cute.compile(launch, *[Int64(0)] * 5, Int32(0), cute.runtime.make_fake_stream())

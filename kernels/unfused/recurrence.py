@@ -320,6 +320,7 @@ def compile_conv_update(configuration: ConvConfiguration) -> Any:
             grid=[-(-num_chunks // CONV_THREADS), rows, 1],
             block=[CONV_THREADS, 1, 1],
             stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED,
             use_pdl=configuration.pdl,
         )
 
@@ -352,6 +353,7 @@ def compile_recurrent_update(configuration: RecurrentConfiguration) -> Any:
             grid=[PARTS, configuration.heads, rows],
             block=[THREADS, 1, 1],
             stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED,
             use_pdl=configuration.pdl,
         )  # fmt: skip
 
@@ -372,7 +374,8 @@ def compile_gated_norm(configuration: GatedNormConfiguration) -> Any:
         stream: CUstream,
     ) -> None:
         _gated_norm(mReadOut, mProjected, projected_stride, mNormWeight, mOut, configuration).launch(
-            grid=[configuration.heads, rows, 1], block=[32, 1, 1], stream=stream, use_pdl=configuration.pdl
+            grid=[configuration.heads, rows, 1], block=[32, 1, 1], stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED, use_pdl=configuration.pdl,
         )
 
     return cute.compile(launch, *[Int64(0)] * 5, Int32(1), cute.runtime.make_fake_stream())

@@ -236,6 +236,7 @@ def compile_norm(configuration: NormConfiguration) -> Any:
             grid=[rows, len(configuration.widths), 1],
             block=[configuration.threads, 1, 1],
             stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED,
             use_pdl=configuration.pdl,
         )
 
@@ -258,7 +259,8 @@ def compile_elementwise(configuration: ElementwiseConfiguration) -> Any:
         stream: CUstream,
     ) -> None:
         _elementwise(mFirst, first_stride, mSecond, second_stride, mOut, width, configuration).launch(
-            grid=[blocks, rows, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=configuration.pdl
+            grid=[blocks, rows, 1], block=[THREADS, 1, 1], stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED, use_pdl=configuration.pdl,
         )
 
     zero, one = Int64(0), Int32(1)
@@ -295,6 +297,7 @@ def compile_query_and_cache(configuration: QueryCacheConfiguration) -> Any:
             grid=[configuration.heads + 1, rows, 1],
             block=[QUERY_THREADS, 1, 1],
             stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED,
             use_pdl=configuration.pdl,
         )  # fmt: skip
 

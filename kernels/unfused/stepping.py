@@ -222,7 +222,8 @@ def compile_sample(configuration: SampleConfiguration) -> Any:
         stream: CUstream,
     ) -> None:
         _sample(mValues, mIds, mTemperature, mTopP, mUniform, mTokens, configuration).launch(
-            grid=[rows, 1, 1], block=[configuration.threads, 1, 1], stream=stream, use_pdl=configuration.pdl
+            grid=[rows, 1, 1], block=[configuration.threads, 1, 1], stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED, use_pdl=configuration.pdl,
         )
 
     return cute.compile(launch, *[Int64(0)] * 6, Int32(1), cute.runtime.make_fake_stream())
@@ -242,7 +243,8 @@ def compile_advance(configuration: AdvanceConfiguration) -> Any:
         stream: CUstream,
     ) -> None:
         _advance(mNumTokens, mPages, pages_stride, num_pages, mSlots, rows, configuration).launch(
-            grid=[1, 1, 1], block=[32, 1, 1], stream=stream, use_pdl=configuration.pdl
+            grid=[1, 1, 1], block=[32, 1, 1], stream=stream,
+            preferred_smem_carveout=ptx.ALL_SHARED, use_pdl=configuration.pdl,
         )
 
     zero = Int64(0)

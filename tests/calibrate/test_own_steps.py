@@ -21,7 +21,7 @@ CUBLAS = {one.label.removeprefix("h200: cuBLAS "): one for one in own_kernels.cu
 
 
 def test_every_stored_step_is_predicted_once() -> None:
-    assert len(STEPS) == len(own_steps.measured_steps()) == 31
+    assert len(STEPS) == len(own_steps.measured_steps()) == 38
     assert {step["machine"] for step in own_steps.measured_steps()} == set(own_steps.PROFILES)
     for step in own_steps.measured_steps():
         row = STEPS[f"h200: {own_steps.label_of(step)}"]

@@ -12,11 +12,12 @@ torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.engine.bindings import functions_of, key  # noqa: E402
-from k3sim.kernels.engine.exchange import connect_kernels  # noqa: E402
+from k3sim.kernels.engine.exchange import connect_kernels, exchange_in_block, places_of  # noqa: E402
 from k3sim.kernels.engine.kernel_calls import KERNEL_CALLS  # noqa: E402
 from k3sim.kernels.engine.reference_calls import REFERENCE_CALLS  # noqa: E402
 from k3sim.kernels.engine.state import Rank, build_rank  # noqa: E402
 from k3sim.kernels.engine.weights import random_weights  # noqa: E402
+from k3sim.kernels.symmetric import SharedBlock  # noqa: E402
 from k3sim.model.architecture import load_architecture  # noqa: E402
 from k3sim.model.layout import Layout, Workload  # noqa: E402
 from k3sim.model.paths import SWITCHES, Path, find_path  # noqa: E402
@@ -88,3 +89,15 @@ def test_pushes_in_loop_back_land_in_each_slot_once() -> None:
     assert landed == [base + peer * slot for peer in range(16)]
     assert exchange.sums.received[0, 1].data_ptr() == landed[1]
     assert set(exchange.row_peers.tolist()) == {exchange.tail.gathered.data_ptr()}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="launches what it checks")
+@pytest.mark.parametrize("name", ["stock", "fused"])
+def test_two_gpus_that_stand_for_eight_ranks(name: str) -> None:
+    rank = one_rank(find_path(name, kernel_set="own"), tp=8, rows=3)
+    places = places_of(rank)
+    blocks = [torch.zeros(places["end"][0], dtype=torch.uint8) for _ in range(2)]
+    addresses = [one.data_ptr() for one in blocks]
+    block = SharedBlock(own=blocks[0], peers=blocks, addresses=addresses, rank=0, barrier=lambda: None)
+    rank.exchange = exchange_in_block(rank, places, block)
+    check_every_launch(rank)

@@ -19,7 +19,7 @@ from k3sim.kernels.engine.weights import random_weights, subset  # noqa: E402
 from k3sim.model.architecture import load_architecture  # noqa: E402
 from k3sim.model.layout import Layout, Workload, resident_bytes  # noqa: E402
 from k3sim.model.paths import find_path  # noqa: E402
-from k3sim.model.program import build_program  # noqa: E402
+from k3sim.model.program import Program, build_program  # noqa: E402
 
 K3 = load_architecture()
 
@@ -116,3 +116,17 @@ def test_the_number_of_layers_that_is_named_is_the_most_that_fit() -> None:
     check_memory(subset(K3, count), layout, workload, path, max_tokens=8448, free_bytes=free_bytes)
     with pytest.raises(UserError):
         check_memory(subset(K3, count + 1), layout, workload, path, max_tokens=8448, free_bytes=free_bytes)
+
+
+def test_weights_of_several_paths_are_counted_once() -> None:
+    layout, workload = Layout(tp=16), Workload(concurrency=1, context=8192)
+    stock, fused = (
+        build_program(K3, layout, workload, find_path(name, kernel_set="own")) for name in ("stock", "fused")
+    )
+
+    def weights(program: Program, *also: Program) -> int:
+        return needed_bytes(program, K3, layout, workload, max_tokens=8192, also=also).weights
+
+    assert weights(stock, stock) == weights(stock)
+    assert weights(stock, fused) == weights(fused, stock)
+    assert max(weights(stock), weights(fused)) < weights(stock, fused) < weights(stock) + weights(fused)

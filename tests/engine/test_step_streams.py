@@ -122,8 +122,8 @@ def test_side_streams_run_beside_the_main_one(gpu: Gpu) -> None:
     shared, experts = stages[1, "moe.shared_gate_up"], stages[1, "moe.experts"]
     assert (0, shared) not in gpu.before[0, experts]
     assert (0, experts) not in gpu.before[0, shared]
-    prefetch = stages[1, "prefetch.o_proj"]
-    assert (0, prefetch) not in gpu.before[0, stages[1, "attn_res.ffn"]]
+    prefetch = stages[2, "prefetch.o_proj"]
+    assert (0, prefetch) not in gpu.before[0, stages[2, "attn_res.ffn"]]
 
 
 def test_ranks_on_one_gpu_take_turns_where_a_launch_wants_all_of_it(gpu: Gpu) -> None:

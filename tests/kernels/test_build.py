@@ -54,7 +54,8 @@ def test_weights_are_asked_for_before_the_wait(tmp_path: Path, architecture: str
         if entry["kernel"].startswith(("produce", "up_")):
             (lines,) = disassemble((tmp_path / entry["cubin"]).read_bytes()).values()
             wait = next(at for at, line in enumerate(lines) if "ACQBULK" in line)
-            wide = [at for at, line in enumerate(lines) if re.match(r"LDG\..*\bNA\b", line)]  # past L1: the weights
+            # Past L1, or by the copy engine: the weights.
+            wide = [at for at, line in enumerate(lines) if re.match(r"LDG\..*\bNA\b|UBLKCP", line)]
             assert wide and all(at < wait for at in wide), entry["kernel"]
             seen += 1
     assert seen >= 8

@@ -80,7 +80,8 @@ def test_a_name_that_resembles_nothing_gets_no_hint() -> None:
 
 
 def test_every_operator_has_a_cost_and_every_cost_a_row() -> None:
-    assert {row.operator for row in ROWS} - {"host"} == set(COSTS)
+    # The fastest public product for each shape is what public tables time; the paths run what an engine picks.
+    assert {row.operator for row in ROWS} - {"host"} == set(COSTS) - {"skinny_gemv.low_latency"}
 
 
 def test_every_weight_and_dimension_that_a_row_names_exists() -> None:
@@ -104,7 +105,7 @@ def test_every_row_runs_under_some_switches() -> None:
             row.applies(switches, layout, heads, rows, snapshot=True)
             for switches in sets
             for layout, heads in layouts
-            for rows in (1, 64)
+            for rows in (1, 4, 8, 64)
         ), row.stage
 
 

@@ -152,14 +152,21 @@ def test_the_program_says_what_a_call_waits_for_and_may_read_early() -> None:
     assert by_stage["kda.o_proj"].waits_for == (last["kda.decode"], last["attn_res.part_ffn"])
     assert by_stage["attn_res.ffn"].waits_for == (last["kda.o_proj"],)
     assert by_stage["attn_res.ffn"].polls and not by_stage["kda.o_proj"].polls
-    # 7168 outputs of a 768 wide slice in bf16, fetched whole by the prefetch.
-    assert by_stage["kda.o_proj"].weight_bytes == 7168 * 768 * 2
-    assert by_stage["kda.o_proj"].prefetched == ((last["prefetch.o_proj"], 7168 * 768 * 2),)
-    assert by_stage["prefetch.o_proj"].weight_bytes == 0
     # The pipelines hold less than the matrix.
     assert 0 < by_stage["kda.in_proj"].early_bytes < by_stage["kda.in_proj"].weight_bytes
     assert by_stage["moe.experts"].early_bytes == 0  # it first must know which
     assert by_stage["moe.shared_gate_up"].early_bytes == 0  # launched when its predecessor has ended
+
+
+def test_what_is_prefetched_names_the_prefetch() -> None:
+    program = case_of(DecodeOptions(layers=4)).program
+    known = facts_of(program, 132)
+    last = {call.stage: call.index for call in program.calls if call.kind.startswith("mla")}
+    projection = known[last["mla.o_proj"]]
+    # 7168 outputs of a 768 wide slice in bf16, fetched whole.
+    assert projection.weight_bytes == 7168 * 768 * 2
+    assert projection.prefetched == ((last["prefetch.o_proj"], 7168 * 768 * 2),)
+    assert known[last["prefetch.o_proj"]].weight_bytes == 0
 
 
 @pytest.mark.parametrize("path", ["stock", "fused"])

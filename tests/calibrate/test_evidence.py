@@ -1,0 +1,406 @@
+"""Published results: tables that load, say what predicts them, and are refused with file and line when wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from k3sim.calibrate import claims, commands, evidence, ladders, located_json, sensitivity, validate
+from k3sim.calibrate.validation_page import page
+from k3sim.cli import main
+from k3sim.errors import UserError
+from k3sim.model.layout import Workload
+from k3sim.model.paths import find_path
+from k3sim.options import Options
+from k3sim.sim.predict import predict
+
+ROOT = Path(__file__).parents[2]
+RECORDS = evidence.load_evidence()
+
+
+def step(**changes: Any) -> dict[str, Any]:
+    """A record as a user would write it."""
+    record: dict[str, Any] = {
+        "id": "mine", "kind": "step", "title": "t", "source": "https://example.org", "date": "2026-10",
+        "hardware": "gb300", "num_gpus": 8, "layout": "TP8", "engine": "e", "flags": "f", "workload": "w",
+        "value": 8.0, "unit": "ms",
+        "unknown": "u", "command": "k3sim timeline --tp 8 --path stock",
+    }  # fmt: skip
+    return {**record, **changes}
+
+
+def write(path: Path, *records: dict[str, Any]) -> Path:
+    """One field a line: schema_version stands on line 2, the first record's fields from line 5 on."""
+    path.write_text(json.dumps({"schema_version": 1, "records": list(records)}, indent=1), encoding="utf-8")
+    return path
+
+
+# -- the tables of the project ----------------------------------------------------------------------------------------
+
+
+def test_every_record_says_what_predicts_it() -> None:
+    assert len(RECORDS) > 80
+    for one in RECORDS:
+        if one.kind == "kernel":
+            assert one.command == f"k3sim validate {one.id}"
+        else:
+            assert commands.asked(one.command).question.machine.name == one.hardware
+            if one.layout.startswith("TP"):
+                layout = commands.asked(one.command).question.layout
+                assert one.layout.startswith(f"TP{layout.tp}") and layout.num_gpus == one.num_gpus, one.id
+
+
+def test_commands_are_read_as_the_command_line_reads_them() -> None:
+    defaults = {name.replace("-", "_"): value for name, value in commands.DEFAULTS.items()}
+    assert defaults == {name: getattr(Options(), name) for name in defaults}
+    from k3sim.ask import ask
+
+    for command in {one.command for one in RECORDS if one.kind == "step"}:
+        options = commands.options_of(command)
+        named = {"with_switches": tuple(options.pop("with")), "without": tuple(options.pop("without"))}
+        asked = Options(**{key.replace("-", "_"): value for key, value in options.items()}, **named)
+        assert commands.options_of(asked.command()) == commands.options_of(command)
+        question, path = ask(asked)
+        assert (question, path) == (commands.asked(command).question, commands.asked(command).path)
+
+
+def test_no_prediction_reads_the_evidence() -> None:
+    for folder in ("model", "sim", "kernels"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert "evidence" not in path.read_text(encoding="utf-8"), path
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "line", "message"),
+    [
+        ({"value": 0.001}, 16, "value is 0.001; accepted: 0.3 to 10000 ms"),
+        ({"value": -3}, 16, "value is -3; accepted"),
+        ({"value": True}, 16, "value is True"),
+        ({"value": "8"}, 16, "value is '8'"),
+        ({"unit": "s"}, 17, "unknown unit 's'; accepted: ms, us, tok/s/user, tok/s"),
+        ({"hardware": "gb400"}, 10, "unknown hardware 'gb400'; accepted: gb300"),
+        ({"date": "October"}, 9, "date is 'October'; accepted: YYYY, YYYY-MM or YYYY-MM-DD"),
+        ({"date": "2026-13"}, 9, "date is '2026-13'"),
+        ({"num_gpus": 0}, 11, "num_gpus is 0; accepted: a whole number from 1"),
+        ({"id": "My Row"}, 5, "id is 'My Row'"),
+        ({"unknown": " "}, 18, "unknown is ' '; accepted: a text that is not empty"),
+        ({"command": "k3sim timeline --tp 7"}, 19, "tp=7"),
+        ({"command": "k3sim timeline --machine gb400"}, 19, "unknown machine 'gb400'"),
+        ({"command": "k3sim timeline --speed 3"}, 19, "unknown option '--speed'"),
+        ({"command": "k3sim timeline --context"}, 19, "has no value"),
+        ({"command": "k3sim timeline --tp 8 --tp 8"}, 19, "stands twice"),
+        ({"command": "k3sim timeline --tp eight"}, 19, "--tp is 'eight'; accepted: a whole number"),
+        ({"command": "rm -rf /"}, 19, "accepted: one that begins with 'k3sim timeline'"),
+        ({"extra": 1}, 20, "unknown field 'extra'"),
+        ({"judged": False}, 4, "why belongs to records with judged false"),
+        ({"kind": "stage", "unit": "us"}, 4, "missing stage, layer, origin"),
+        ({"kind": "kernel", "unit": "us"}, 4, "missing loop"),
+    ],
+)
+def test_a_wrong_record_is_refused_with_its_line(
+    tmp_path: Path, changes: dict[str, Any], line: int, message: str
+) -> None:
+    path = write(tmp_path / "mine.json", step(**changes))
+    with pytest.raises(UserError, match=re.escape(message)) as refusal:
+        evidence.load_evidence([path])
+    assert str(refusal.value).startswith(f"{path}:{line}: ")
+    assert any(word in str(refusal.value) for word in ("accepted", "why belongs", "Shipped machines"))
+
+
+def test_each_missing_field_is_named(tmp_path: Path) -> None:
+    for name in evidence.REQUIRED:
+        record = step()
+        del record[name]
+        with pytest.raises(UserError, match=rf"mine.json:4: missing {name}; accepted: id, kind"):
+            evidence.load_evidence([write(tmp_path / "mine.json", record)])
+
+
+def test_ids_are_their_own(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"mine.json:22: id 'mine' stands twice"):
+        evidence.load_evidence([write(tmp_path / "mine.json", step(), step())])
+
+
+def test_the_command_line_refuses_a_table_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "mine.json", step(unit="parsec"))
+    with pytest.raises(SystemExit) as stopped:
+        main(["validate", "--evidence", str(path)])
+    assert stopped.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert f"{path}:17: unknown unit 'parsec'; accepted: ms" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ('{"a": 1,\n "a": 2}', 2, "key 'a' stands twice"),
+        ('{"a": \n NaN}', 2, "neither a number"),
+        ('{"a": 01}', 1, "neither a number"),
+        ('[1,\n2,\n]', 3, "stands where a value is needed"),
+        ('{"a" 1}', 1, "':' is missing"),
+        ('{"a": 1\n"b": 2}', 2, "is missing after the value of 'a'"),
+        ('{"a": 1}\n\n x', 1, "follows the end"),
+        ('{"a": [1, 2', 1, "ends too early"),
+        ("", 1, "ends too early"),
+        ("[" * 60, 1, "more than 40 levels"),
+        ('{"a": "b\nc"}', 1, "is not JSON"),
+    ],
+)
+def test_what_is_not_json_is_refused_with_its_line(text: str, line: int, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)) as refusal:
+        located_json.parse(text, "file.json")
+    assert str(refusal.value).startswith(f"file.json:{line}: ")
+
+
+def test_json_is_read_as_the_standard_library_reads_it() -> None:
+    for path in sorted((ROOT / "calibrate" / "evidence").rglob("*.json")):
+        assert located_json.read(path).value == json.loads(path.read_text(encoding="utf-8"))
+    text = '{"a": [{}, [], "\\u00e9\\n", -1.5e3, true, null]}'
+    assert located_json.parse(text, "x").value == json.loads(text)
+
+
+# -- validate ---------------------------------------------------------------------------------------------------------
+
+
+def test_rates_and_times_are_two_views_of_one_step(tmp_path: Path) -> None:
+    command = "k3sim timeline --tp 8 --path stock --concurrency 4"
+    table = [
+        step(id=f"r{number}", unit=unit, value=value, command=command)
+        for number, (unit, value) in enumerate((("ms", 10.0), ("us", 10_000), ("tok/s/user", 100), ("tok/s", 400)))
+    ]
+    records = evidence.load_evidence([write(tmp_path / "mine.json", *table)])
+    ms, us, user, everyone = validate.validate(records=records, num_draws=2).rows
+    step_us = predict(*(lambda asked: (asked.question, asked.path))(commands.asked(command))).step_us
+    assert ms.predicted == pytest.approx(step_us / 1e3)
+    assert us.predicted == pytest.approx(step_us)
+    assert user.predicted == pytest.approx(1e6 / step_us)
+    assert everyone.predicted == pytest.approx(4e6 / step_us)
+    for row in (ms, us, user, everyone):
+        assert row.low <= row.predicted <= row.high and row.low < row.high
+    assert ms.error == pytest.approx(1 / (1 + user.error) - 1)
+
+
+def test_the_same_seed_gives_the_same_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = []
+    for _ in range(2):
+        main_ok(["validate", "gb300-vllm", "gb200-q-b-tp16", "--draws", "3", "--json"])
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    rows = json.loads(texts[0])
+    assert [row["id"] for row in rows] == ["gb200-q-b-tp16", "gb300-vllm-53525-c1"]
+    for row in rows:
+        assert list(row)[:7] == ["id", "predicted", "published", "unit", "error", "inside_interval", "source"]
+        assert row["inside_interval"] == (row["low"] <= row["published"] <= row["high"])
+
+
+def main_ok(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["validate", "nothing-like-it"], "no evidence begins with 'nothing-like-it'; accepted"),
+        (["validate", "--draws", "1"], "draws is 1; accepted: 2 or more"),
+        (["validate", "--html", "page.txt"], "accepted: a path that ends in .html"),
+        (["validate", "--html", "/no/such/folder/a.html"], "does not exist"),
+        (["validate", "--own", "gb200"], "give it without ids"),
+        (["validate", "--evidence", "/no/such.json"], "cannot read /no/such.json"),
+        (["claims", "nonsense"], "unknown claim 'nonsense'; accepted: ascend"),
+        (["claims", "/no/such.json"], "cannot read /no/such.json"),
+        (["sensitivity", "nonsense"], "no claim 'nonsense'; accepted: ascend"),
+        (["sensitivity", "ascend"], "has no figure that is judged: needs an Ascend profile"),
+    ],
+)
+def test_mistakes_are_one_line_with_exit_status_2(
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and message in captured.err
+
+
+def test_rows_that_are_not_judged_are_not_counted() -> None:
+    rows = validate.validate(["gb200-sglang-dev-c1", "gb200-k3opt-stock-c1"], num_draws=2).rows
+    assert len(rows) == 3 and validate.summary(rows)["step"]["rows"] == 2  # c1 and c16 of the stock path
+    assert max(abs(row.error) for row in rows) > 0.5 > validate.summary(rows)["step"]["worst_error"]
+
+
+# -- ladders ----------------------------------------------------------------------------------------------------------
+
+
+def test_all_parts_together_are_the_fused_path_and_none_are_stock() -> None:
+    for command in ("k3sim timeline --machine gb200", "k3sim timeline --tp 8 --dcp 8 --concurrency 12"):
+        question = commands.asked(command).question
+        for parts, name in ((ladders.PARTS, "fused"), ((), "stock")):
+            assert ladders.step_ms(command, parts) == pytest.approx(predict(question, find_path(name)).step_us / 1e3)
+
+
+def test_each_part_changes_the_step_and_belongs_to_one_switch() -> None:
+    command = "k3sim timeline --machine gb200 --context 512"
+    stock = ladders.step_ms(command, ())
+    for part in ladders.PARTS:
+        assert ladders.step_ms(command, (part,)) != stock, part
+
+
+def test_public_ladders_have_the_steps_that_were_published() -> None:
+    loaded = {one.id: one for one in evidence.load_ladders()}
+    assert len(loaded["gb200-k3opt-c1"].steps) == 18
+    assert len(loaded["gb300-sglang-day0-c1"].steps) == 16
+    assert len(loaded["gb300-kern-16-layers"].steps) - 1 == 18
+    first = validate.validate(["gb200-k3opt-c1"], num_draws=2).ladders[0][1]
+    judged = [one for one in first if one.predicted_saving_ms is not None and one.verdict not in ("start", "noise")]
+    assert len(judged) >= 5
+    # Savings that count together are not counted twice, and all of them make the whole ladder.
+    total = sum(one.published_saving_ms for one in first if one.predicted_saving_ms is not None)
+    alone = sum(one.published_saving_ms for one in first if one.verdict == "no switch")
+    assert total + alone == pytest.approx(7.86 - 5.168)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "published", "verdict"),
+    [(0.5, 0.5, "direction and size"), (0.24, 0.5, "direction"), (1.1, 0.5, "direction"), (-0.5, 0.5, "wrong"),
+     (0.0, 0.5, "wrong"), (-0.3, -0.5, "direction and size"), (0.5, 0.01, "noise")],
+)  # fmt: skip
+def test_a_step_is_judged_on_direction_and_size(predicted: float, published: float, verdict: str) -> None:
+    assert ladders.verdict_of(predicted, published, 8.0) == verdict
+
+
+# -- claims -----------------------------------------------------------------------------------------------------------
+
+SCENARIO: dict[str, Any] = {
+    "schema_version": 1, "id": "mine", "title": "t", "claim": "c", "source": "s", "date": "2026-10", "found": "f",
+    "boundary": "b", "would_hold": "w",
+    "figures": [{"label": "gain", "value": 1.5, "unit": "x", "command": "k3sim timeline",
+                 "against": "k3sim timeline --path stock"}],
+}  # fmt: skip
+
+
+def scenario(tmp_path: Path, **figure: Any) -> Path:
+    path = tmp_path / "mine.json"
+    kept = {key: value for key, value in {**SCENARIO["figures"][0], **figure}.items() if value is not None}
+    path.write_text(json.dumps({**SCENARIO, "figures": [kept]}, indent=1), encoding="utf-8")
+    return path
+
+
+def test_every_claim_of_the_project_has_a_verdict_or_says_what_it_needs() -> None:
+    scenarios = [claims.load_scenario(path) for path in claims.shipped_scenarios()]
+    assert len(scenarios) == 8
+    for one in claims.judge_claims(scenarios, num_draws=2):
+        for figure in one.figures:
+            words = ("inside", "outside", "cannot be judged: ", "needs ")
+            assert figure.verdict.startswith(words)
+            assert (figure.answer is None) == figure.verdict.startswith("needs ")
+
+
+def test_a_claim_is_inside_exactly_when_the_interval_holds_it(tmp_path: Path) -> None:
+    (free,) = claims.judge_claims([claims.load_scenario(scenario(tmp_path))], num_draws=3)
+    answer = free.figures[0].answer
+    assert answer is not None and answer.low < answer.predicted <= answer.high
+    for value, about, verdict in (
+        (answer.low, None, "inside"),
+        (answer.high, None, "inside"),
+        (answer.high * 1.01, None, "outside"),
+        (answer.high * 1.01, 0.02, "inside"),
+        (answer.low * 0.97, 0.02, "outside"),
+    ):
+        path = scenario(tmp_path, value=value, about=about)
+        (one,) = claims.judge_claims([claims.load_scenario(path)], num_draws=3)
+        assert one.verdict == verdict
+
+
+def test_time_outside_decode_dilutes_a_gain_as_arithmetic_says(tmp_path: Path) -> None:
+    (plain,) = claims.judge_claims([claims.load_scenario(scenario(tmp_path))], num_draws=2)
+    mixed = scenario(tmp_path, outside_ms=500, output_tokens=100)
+    (diluted,) = claims.judge_claims([claims.load_scenario(mixed)], num_draws=2)
+    assert plain.figures[0].answer is not None and diluted.figures[0].answer is not None
+    after, before = (
+        predict(commands.asked(command).question, commands.asked(command).path).step_us
+        for command in ("k3sim timeline", "k3sim timeline --path stock")
+    )
+    assert plain.figures[0].answer.predicted == pytest.approx(before / after)
+    assert diluted.figures[0].answer.predicted == pytest.approx((5e5 + 100 * before) / (5e5 + 100 * after))
+
+
+def test_a_need_is_checked_and_not_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "k3sim timeline --machine tpu-v7"
+    path = scenario(tmp_path, command=command, against=None, unit="ms", value=4.0, needs=["a TPU v7 profile"])
+    (one,) = claims.judge_claims([claims.load_scenario(path)], num_draws=2)
+    assert one.verdict == "needs a TPU v7 profile" and one.figures[0].answer is None
+    # The same file with a machine that exists, and a check that succeeds: the row is real.
+    path.write_text(path.read_text().replace("tpu-v7", "b300"), encoding="utf-8")
+    monkeypatch.setattr(claims, "CAPABILITIES", {"a TPU v7 profile": lambda: True})
+    (one,) = claims.judge_claims([claims.load_scenario(path)], num_draws=2)
+    assert one.verdict in ("inside", "outside") and one.figures[0].answer is not None
+
+
+def test_speculation_counts_once_the_workload_has_it() -> None:
+    assert not commands.workload_has("drafted-tokens") or "drafted_tokens" in Workload.__dataclass_fields__
+    assert claims.CAPABILITIES["speculation"]() == commands.workload_has("drafted-tokens")
+    words = commands.options_of("k3sim timeline --drafted-tokens 7 --accepted-tokens 6", later=True)
+    assert (words["drafted-tokens"], words["accepted-tokens"]) == (7, 6)
+
+
+@pytest.mark.parametrize(
+    ("figure", "line", "message"),
+    [
+        ({"unit": "furlong"}, 15, "unknown unit 'furlong'; accepted: tok/s/user, ms, x, falls"),
+        ({"value": 0}, 14, "value is 0; accepted: 0.01 to 100 x"),
+        ({"against": None}, 12, "missing against"),
+        ({"command": "k3sim timeline --drafted-tokens 7"}, 16, "no speculation is modelled"),
+        ({"needs": ["luck"]}, 18, "needs is ['luck']; accepted: a list of speculation"),
+        ({"outside_ms": 5}, 12, "outside_ms and output_tokens belong together"),
+        ({"unit": "falls", "value": None, "command": None, "against": None, "series": []}, 15, "fewer than two sides"),
+        ({"about": 3}, 18, "about is 3; accepted: 0.001 to 0.2 of the value"),
+        ({"label": ""}, 13, "label is ''; accepted: a text"),
+    ],
+)
+def test_a_wrong_scenario_is_refused_with_its_line(
+    tmp_path: Path, figure: dict[str, Any], line: int, message: str
+) -> None:
+    path = scenario(tmp_path, **figure)
+    with pytest.raises(UserError, match=re.escape(message)) as refusal:
+        claims.load_scenario(path)
+    assert str(refusal.value).startswith(f"{path}:{line}: ")
+
+
+# -- sensitivity ------------------------------------------------------------------------------------------------------
+
+
+def test_the_factor_that_moves_a_verdict_does_move_it() -> None:
+    (found,) = sensitivity.sensitivity("coding-agents", num_values=2, num_draws=3)
+    assert [one.swing for one in found.values] == sorted((one.swing for one in found.values), reverse=True)
+    figure = claims.load_scenario(claims.SCENARIOS / "coding-agents.json").figures[0]
+    moved = [one for one in found.values if one.factor_to_move is not None]
+    assert moved
+    for one in moved:
+        assert one.factor_to_move is not None
+        sides = (figure.sides[0].command, figure.sides[0].against)
+        steps = [sensitivity._step_us(command, one.field, one.factor_to_move) for command in sides]
+        # Inside before: the interval around the moved prediction no longer holds the claim, or only just.
+        ratio = steps[1] / steps[0] / found.predicted
+        assert not found.low * ratio * 1.002 < found.claimed < found.high * ratio * 0.998
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_holds_every_row_and_verdict() -> None:
+    found = validate.validate(["gb300-vllm", "gb300-kern-16"], num_draws=2)
+    scenarios = [claims.load_scenario(claims.SCENARIOS / "ascend.json")]
+    text = page(found, claims.judge_claims(scenarios, num_draws=2))
+    assert "KDA chain with early PDL" in text and "needs an Ascend profile" in text
+    data = json.loads(text.split('id="figures">')[1].split("</script>")[0])
+    assert set(data) == {"parity", "ladder0"}
+    assert "http://" not in text.split("</script>")[-1]
