@@ -140,24 +140,25 @@ def _us(value: float, unit: str) -> float:
     return value * 1e6 if unit == "s" else RATE_BYTES / value * 1e6
 
 
-def measured_chains() -> Iterator[tuple[str, float, Sequence[own_kernels.Link]]]:
-    """Name, microseconds a round, and kernels of every stored chain that the simulator has costs for."""
+def measured_chains() -> Iterator[tuple[str, float, Sequence[own_kernels.Link], float]]:
+    """Name, microseconds a round, kernels, and read rate of the card, of every stored chain that has costs."""
     for timing in own_kernels.readings():
         links = own_kernels.CHAINS.get((timing["operator"], timing["case"]))
         if links is None:
             continue
-        yield f"{timing['operator']} {timing['case']}", timing["median_us"], links
+        rate = timing["read_bytes_per_s"]
+        yield f"{timing['operator']} {timing['case']}", timing["median_us"], links, rate
         for peer in timing["peers"]:
             if timing["operator"] == "skinny_gemv" and peer["name"] == "cuBLAS" and "median_us" in peer:
                 plain = replace(links[0], operator="cublas.gemm", launch="graph", trigger="end")
-                yield f"cuBLAS {timing['case']}", peer["median_us"], (plain,)
+                yield f"cuBLAS {timing['case']}", peer["median_us"], (plain,), rate
 
 
 def _kernels(machine: Machine, drawn: Sequence[Machine]) -> Iterator[Checked]:
-    machine, *drawn = (looped_back(own_kernels.measured_card(one)) for one in (machine, *drawn))
-    for label, measured_us, links in measured_chains():
-        predicted_us = own_kernels.chain_us(links, machine)
-        low_us, high_us = interval_around(predicted_us, [own_kernels.chain_us(links, one) for one in drawn])
+    for label, measured_us, links, rate in measured_chains():
+        cards = [looped_back(of_card(one, rate)) for one in (machine, *drawn)]
+        predicted_us, *others = (own_kernels.chain_us(links, one) for one in cards)
+        low_us, high_us = interval_around(predicted_us, others)
         yield Checked(
             case=label,
             kind="kernel",

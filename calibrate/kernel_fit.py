@@ -22,7 +22,7 @@ from typing import Any
 
 from k3sim.calibrate.check import measured_chains
 from k3sim.calibrate.fit import require_scipy
-from k3sim.calibrate.own_kernels import Link, chain_us, measured_card
+from k3sim.calibrate.own_kernels import Link, chain_us
 from k3sim.sim.machine import Machine, looped_back
 
 #: Values without a probe, the range within which each is looked for, and the few kernels that depend on it. Groups are
@@ -98,15 +98,14 @@ def stored_shapes(cases: Sequence[str]) -> list[Shape]:
     """Those kernels as they are stored for the measured GPU; a case that is not there is left out."""
     return [
         Shape(case=case, measured_us=measured_us, links=tuple(links))
-        for case, measured_us, links in measured_chains()
+        for case, measured_us, links, _ in measured_chains()
         if case in cases
     ]
 
 
 def fit_stored(machine: Machine) -> list[KernelFit]:
     """The fit of each group of GROUPS to the stored kernels."""
-    card = measured_card(machine)
-    return [fit_kernels(card, stored_shapes(cases), parameters) for parameters, cases in GROUPS]
+    return [fit_kernels(machine, stored_shapes(cases), parameters) for parameters, cases in GROUPS]
 
 
 def fit_kernels(

@@ -79,6 +79,7 @@ class Work:
     max_blocks_per_sm: int  # register limit
     passes: tuple[Pass, ...]
     registers_per_thread: int = 0  # as allocated; 0 where they are not known, and then they take no room
+    driver_carve_out: bool = False  # the driver divides the SM's memory, else all of it is wanted as shared memory
     ring_slots: int = 0  # of the load pipeline: the last slot's arithmetic begins when its bytes are there; 0: unknown
     queues: bool = False  # all bytes in flight are asked for at once, and others' trips to L2 wait behind them
     sent_bytes_per_peer: int = 0  # payload each peer receives

@@ -149,7 +149,9 @@ class SmSlots:
         placement = Placement(
             needs=needs,
             missing=held.blocks,
-            carve_out=next((one for one in CARVE_OUTS if one >= wanted), self._smem_per_sm),
+            carve_out=next(
+                (one for one in CARVE_OUTS if one >= wanted and work.driver_carve_out), self._smem_per_sm
+            ),
             whole=simpy.Event(self._env),
             stream=stream,
         )

@@ -123,7 +123,7 @@ HOPPER = replace(
 
 
 def placed(sms: SmSlots, **shape: int) -> Placement:
-    one = replace(work(NOTHING, max_blocks_per_sm=8), **shape)
+    one = replace(work(NOTHING, max_blocks_per_sm=8, driver_carve_out=True), **shape)
     return sms.place(one, sms.footprint(one))
 
 
@@ -164,6 +164,14 @@ def test_a_kernel_alone_always_finds_room_for_its_wave() -> None:
                 sms, num_blocks=99, threads_per_block=threads, registers_per_thread=registers, smem_bytes_per_block=smem
             )
             assert alone.missing == 0, (smem, threads, registers)
+
+
+def test_a_kernel_that_wants_all_of_an_sm_as_shared_memory_leaves_the_rest_to_others() -> None:
+    sms = SmSlots(simpy.Environment(), HOPPER)
+    small = work(NOTHING, num_blocks=4, threads_per_block=128, registers_per_thread=64, smem_bytes_per_block=2048)
+    sms.place(small, sms.footprint(small))
+    large = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
+    assert large.whole.triggered
 
 
 def test_registers_keep_a_block_out() -> None:
