@@ -38,7 +38,6 @@ class _State:
     trigger_ps: int = -1
     sent_ps: int = -1  # when its last store to peers left
     is_host: bool = False
-    num_behind: int = 0  # nodes that its end has launched
 
 
 @dataclass(eq=False)
@@ -187,9 +186,9 @@ class _Engine:
         pace = self.paces.pace(rank, call.index) if self.skew is Skew.SAMPLED else 1.0
         launches = call.launch != "task"
         if launches and held_back and cause is not None and not cause.is_host:
-            fork_ps = cause.num_behind * self.fork_ps
-            cause.num_behind += 1
-            yield env.timeout(self.flush_ps + fork_ps)
+            # Of several nodes behind one, that of its own stream comes first.
+            forks = run.stream != "main" and cause.run.stream == "main"
+            yield env.timeout(self.flush_ps + (self.fork_ps if forks else 0))
             self.span(run, Phase.RELEASE, cause_index, now)
         # First instruction: of a node behind a full edge, or of one that its predecessor's trigger lets in.
         early = launches and not held_back and cause is not None and not cause.is_host

@@ -1,11 +1,11 @@
 """Cost of a GEMM of one to a few rows as cuBLAS runs it, launched on a plain graph edge.
 
-Counts are those of a tensor-core tile of 64 outputs, nothing of which is loaded before the kernel starts. That Hopper's
-kernels hold a ring of 16 stages, 64 x 8 tiles 64 deep, and with it most of an SM, is inferred: from such names of its
-kernels in profiles, and from where splitting ends. Where K is deep, cuBLAS splits it as long
-as the parts have an SM each, and a second launch adds them up: on an H200 products of depth 7168 with 448 to 3,584
-outputs have one launch more, one of 6,288 outputs and those of depths up to 1536 have not (probe ``cublas_product``).
-That launch takes 1.60 to 1.71 us there, 0.24 us behind the first.
+Counts are those of a tensor-core tile of 64 outputs, nothing of which is loaded before the kernel starts. That they
+hold half an SM is inferred: 12 stages 64 deep are the most with which two products at once share SMs, as they do in a
+profiled stock step of an H200. Where K is deep, cuBLAS splits it as long as the parts have an SM each, and a second
+launch adds them up: on an H200 products of depth 7168 with 448 to 3,584 outputs have one launch more, one of 6,288
+outputs and those of depths up to 1536 have not (probe ``cublas_product``). That launch takes 1.60 to 1.71 us there, 0.24
+us behind the first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TILE_OUTPUTS = 64
 TARGET_BLOCKS = 132
 MIN_DEPTH_OF_A_PART = 512
 MIN_SPLIT_DEPTH = 2048
-STAGES, STAGE_DEPTH = 16, 64
+STAGES, STAGE_DEPTH = 12, 64
 TOKEN_TILE = 16
 
 
@@ -66,6 +66,6 @@ def _work(one: Weight, *, rows: int, num_outputs: int, depth: int) -> Work:
         threads_per_block=128,
         smem_bytes_per_block=STAGES * STAGE_DEPTH * (TILE_OUTPUTS + 8) * BF16_BYTES,
         bytes_in_flight_per_block=STAGES * STAGE_DEPTH * TILE_OUTPUTS * BF16_BYTES,
-        max_blocks_per_sm=1,
+        max_blocks_per_sm=2,
         passes=(multiply, add_up) if splits else (multiply,),
     )
