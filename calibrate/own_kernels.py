@@ -182,7 +182,7 @@ def chain_us(links: Sequence[Link], machine: Machine) -> float:
 
 @cache
 def readings() -> tuple[dict[str, Any], ...]:
-    """Timings, each with the name of its ``file`` and the read rate of its card; of two of one case the later file's."""
+    """Timings, each with its ``file`` and the read rate of its card; of two of one case the later file's."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for file in READINGS:
         document = json.loads(file.read_text(encoding="utf-8"))

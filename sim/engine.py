@@ -304,7 +304,7 @@ class _Engine:
         yield placement.whole
         room.rest = self.start_early(
             room, one, blocks=num_blocks - first_blocks,
-            skipped_bytes=first_blocks * room.work.bytes_in_flight_per_block,
+            skipped_bytes=first_blocks * room.work.ahead_bytes_per_block,
         )  # fmt: skip
         room.resident_blocks = num_blocks
         yield self.env.timeout(self.refill_ps + self.entry_ps)
@@ -443,7 +443,7 @@ class _Engine:
         The first ``skipped_bytes`` are read by blocks that started before.
         """
         gpu, limit = room.gpu, self.limit(room, one, blocks)
-        budget = (room.resident_blocks if blocks is None else blocks) * room.work.bytes_in_flight_per_block
+        budget = (room.resident_blocks if blocks is None else blocks) * room.work.ahead_bytes_per_block
         reads = [read for read in one.reads if read.early and read.num_bytes]
         if not reads:
             return None

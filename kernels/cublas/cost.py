@@ -4,8 +4,8 @@ Counts are those of a tensor-core tile of 64 outputs, nothing of which is loaded
 hold half an SM is inferred: 12 stages 64 deep are the most with which two products at once share SMs, as they do in a
 profiled stock step of an H200. Where K is deep, cuBLAS splits it as long as the parts have an SM each, and a second
 launch adds them up: on an H200 products of depth 7168 with 448 to 3,584 outputs have one launch more, one of 6,288
-outputs and those of depths up to 1536 have not (probe ``cublas_product``). That launch takes 1.60 to 1.71 us there, 0.24
-us behind the first.
+outputs and those of depths up to 1536 have not (probe ``cublas_product``). That launch takes 1.60 to 1.71 us there,
+0.24 us behind the first.
 """
 
 from __future__ import annotations

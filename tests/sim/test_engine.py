@@ -103,6 +103,16 @@ def test_early_reads_go_no_further_than_the_pipeline_is_deep(monkeypatch: Patch)
     ]
 
 
+def test_early_reads_go_no_further_than_a_kernel_asks_before_its_wait(monkeypatch: Patch) -> None:
+    careful = work(Pass(reads=(reads(6000, early=True),)), bytes_in_flight_per_block=1000, early_bytes_per_block=200)
+    works = {"a": stream(20_000), "b": careful}
+    timeline = simulate(monkeypatch, works, [call(0, "a", trigger="start"), call(1, "b", launch="pdl")], num_ranks=1)
+    # 2000 of 6000 bytes come ahead; 4000 are asked for behind the release, at the rate of all bytes in flight.
+    ended_ps = kernel(timeline, "a").end_ps
+    assert ended_ps == 1100 + 22_000
+    assert kernel(timeline, "b").end_ps == ended_ps + 500 + 4000
+
+
 def test_a_pdl_kernel_that_does_not_fit_beside_its_producer_starts_after_it(monkeypatch: Patch) -> None:
     large = work(Pass(reads=(reads(500, early=True),)), smem_bytes_per_block=600)
     works = {"a": work(Pass(reads=(reads(3000),)), smem_bytes_per_block=600), "b": large}
