@@ -5,6 +5,7 @@ What ``k3sim calibrate`` runs. The documents returned are those of ``--json`` an
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.check import STORED, Checked, summary
-from k3sim.calibrate.fit import Calibration, base_of, fit, profile_text, require_scipy
+from k3sim.calibrate.fit import Calibration, base_of, fit, labels_read, profile_text, require_scipy
 from k3sim.calibrate.kernel_fit import fit_stored
+from k3sim.calibrate.probes.recorder import checksum
 from k3sim.calibrate.samples import read_samples
 from k3sim.errors import UserError
 from k3sim.sim.machine import Machine, machine_of
@@ -37,9 +39,11 @@ def measure(out: Path | None, *, quick: bool = False, on_case: Callable[[str], N
         ) from missing
     if not torch.cuda.is_available():
         raise UserError("calibrating needs a CUDA GPU and sees none; --from refits a file of samples anywhere")
-    from k3sim.calibrate.probes import PROBES, CannotResume, Gpu, Recorder
+    from k3sim.calibrate.probes import PROBES, SOURCE
+    from k3sim.calibrate.probes.gpu import Gpu
+    from k3sim.calibrate.probes.recorder import CannotResume, Recorder
 
-    gpu = Gpu()
+    gpu = Gpu(SOURCE)
     path = out or default_samples(gpu.name)
     if not path.absolute().parent.is_dir():
         raise UserError(f"samples: the folder {path.parent} does not exist")
@@ -75,6 +79,34 @@ def calibrate(
     if machine_out is not None:
         write_whole_file(machine_out, profile_text(profile).encode())
     return document(found, machine_out)
+
+
+THINNED = (
+    "Every repetition is kept of each quantity that a machine value is read from, and of each that is refused. Of the "
+    "others, most of them stages of tiny kernels, median, deciles and count of both runs are kept."
+)
+
+
+def thinned(samples: Path) -> str:
+    """A file of probes with the repetitions that a fit reads and the summaries of all others, as it is stored."""
+    file = read_samples(samples)
+    keep = labels_read(file) | {one.label for one, _ in file.refused}
+    document = json.loads(samples.read_text(encoding="utf-8"))
+    for case in document["cases"]:
+        for quantity, reading in case["readings"].items():
+            shown = " ".join(f"{name}={value}" for name, value in case["parameters"].items())
+            if " ".join(one for one in (case["probe"], shown, quantity) if one) not in keep:
+                reading.pop("samples", None)
+    return stored_text({**document, "thinned": THINNED})
+
+
+def stored_text(document: dict[str, Any]) -> str:
+    """A file of probes as the probes write it: a case a line, with its checksum."""
+    cases = document["cases"]
+    head = {name: value for name, value in document.items() if name not in ("cases", "checksum")}
+    head = {**head, "checksum": checksum({**head, "cases": cases})}
+    rows = ",\n  ".join(json.dumps(case, separators=(",", ":")) for case in cases)
+    return f'{json.dumps(head, indent=1)[:-2]},\n "cases": [\n  {rows}\n ]\n}}\n'
 
 
 def document(found: Calibration, machine_out: Path | None) -> dict[str, Any]:

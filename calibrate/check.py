@@ -2,8 +2,8 @@
 
 Three kinds of case, from the smallest up. *probe*: one primitive as a probe read it, predicted by the profile's value;
 those named as centre of a reading are what the value was taken from. *kernel*: a chain of the project's own kernels or
-of cuBLAS, predicted by the simulator; none but ``USED_KERNELS`` gave a value. *step*: a whole decode step of one rank,
-which never does. Each kind holds what was measured between GPUs over NVLink as well (own_links.py).
+of cuBLAS, predicted by the simulator; none gave a value. *step*: a whole decode step of one rank, which never does.
+Each kind holds what was measured between GPUs over NVLink as well (own_links.py).
 
 The interval of a probe is that of the value. Those of kernels and steps are the middle 90 % over machines drawn within
 the profile's intervals (sim/intervals.py): what the machine's values leave open, not what a cost function leaves out.
@@ -24,15 +24,13 @@ from k3sim.calibrate.link_fit import LINK_READINGS
 from k3sim.calibrate.samples import SampleFile, read_samples
 from k3sim.errors import UserError
 from k3sim.sim.intervals import draw_machines, interval_around
-from k3sim.sim.machine import Machine, load_machine, looped_back
+from k3sim.sim.machine import Machine, load_machine, looped_back, of_card
 from k3sim.sim.predict import predict
 
 DATA = Path(__file__).parent / "data"
 NUM_DRAWS = 20
 STORED = "h200"  # the one machine with measured kernels and steps
 KINDS = ("probe", "kernel", "step")
-#: Kernels whose time did enter a value: the visibility of a push that is looped back (sim/machine.py).
-USED_KERNELS = ("unfused all_reduce, 16 slots of this GPU, 1 row",)
 RATE_BYTES = 1e9  # a rate is shown as the time of so many bytes
 LARGE_ERROR_PERCENTILE = 0.95
 
@@ -100,15 +98,14 @@ def check(
         raise UserError(f"no stored measurements of {machine.title}; accepted: profiles of {measured.title} ({STORED})")
     if num_draws < 2:
         raise UserError(f"draws is {num_draws}; accepted: 2 or more")
-    linked = list(draw_machines(machine, num_draws, seed))
-    drawn = [looped_back(one) for one in linked]
+    drawn = list(draw_machines(machine, num_draws, seed))
     makers: dict[str, Callable[[], Iterator[Checked]]] = {
         "probe": lambda: chain(
             _probes(read_samples(shipped_samples(STORED)), READINGS, machine),
             _probes(own_links.link_samples(), LINK_READINGS, machine),
         ),
-        "kernel": lambda: chain(_kernels(looped_back(machine), drawn), _link_kernels(machine, linked)),
-        "step": lambda: _steps(machine, linked),
+        "kernel": lambda: chain(_kernels(machine, drawn), _link_kernels(machine, drawn)),
+        "step": lambda: _steps(machine, drawn),
     }
     found = []
     for kind in kinds:
@@ -148,23 +145,25 @@ def _us(value: float, unit: str) -> float:
     return value * 1e6 if unit == "s" else RATE_BYTES / value * 1e6
 
 
-def measured_chains() -> Iterator[tuple[str, float, Sequence[own_kernels.Link]]]:
-    """Name, microseconds a round, and kernels of every stored chain that the simulator has costs for."""
+def measured_chains() -> Iterator[tuple[str, float, Sequence[own_kernels.Link], float]]:
+    """Name, microseconds a round, kernels, and read rate of the card, of every stored chain that has costs."""
     for timing in own_kernels.readings():
         links = own_kernels.CHAINS.get((timing["operator"], timing["case"]))
         if links is None:
             continue
-        yield f"{timing['operator']} {timing['case']}", timing["median_us"], links
+        rate = timing["read_bytes_per_s"]
+        yield f"{timing['operator']} {timing['case']}", timing["median_us"], links, rate
         for peer in timing["peers"]:
             if timing["operator"] == "skinny_gemv" and peer["name"] == "cuBLAS" and "median_us" in peer:
                 plain = replace(links[0], operator="cublas.gemm", launch="graph", trigger="end")
-                yield f"cuBLAS {timing['case']}", peer["median_us"], (plain,)
+                yield f"cuBLAS {timing['case']}", peer["median_us"], (plain,), rate
 
 
 def _kernels(machine: Machine, drawn: Sequence[Machine]) -> Iterator[Checked]:
-    for label, measured_us, links in measured_chains():
-        predicted_us = own_kernels.chain_us(links, machine)
-        low_us, high_us = interval_around(predicted_us, [own_kernels.chain_us(links, one) for one in drawn])
+    for label, measured_us, links, rate in measured_chains():
+        cards = [looped_back(of_card(one, rate)) for one in (machine, *drawn)]
+        predicted_us, *others = (own_kernels.chain_us(links, one) for one in cards)
+        low_us, high_us = interval_around(predicted_us, others)
         yield Checked(
             case=label,
             kind="kernel",
@@ -172,7 +171,7 @@ def _kernels(machine: Machine, drawn: Sequence[Machine]) -> Iterator[Checked]:
             predicted_us=predicted_us,
             low_us=low_us,
             high_us=high_us,
-            used_in_fit=label in USED_KERNELS,
+            used_in_fit=False,
         )
 
 

@@ -29,7 +29,7 @@ from k3sim.errors import UserError
 from k3sim.sim.intervals import quantiles
 from k3sim.sim.machine import Machine, load_machine, machine_names, profile_path
 
-SOURCE = "k3sim calibrate/probes.py"
+SOURCE = "k3sim calibrate/probes"
 BOOTSTRAP_DRAWS = 200
 #: Profile of a device by the name that its driver gives.
 PROFILES = {
@@ -65,6 +65,7 @@ class Reader:
         self.file = file
         self._draw = draw or (lambda sample: sample.value)
         self._hz: float | None = None
+        self.used: set[str] = set()  # labels of the samples that were asked for
 
     @property
     def clock_hz(self) -> float:
@@ -90,6 +91,7 @@ class Reader:
         return [(one, self._si(one)) for one in found if not one.instability]
 
     def _si(self, sample: Sample) -> float:
+        self.used.add(sample.label)
         value = self._draw(sample)
         if sample.unit == "us":
             return value * 1e-6
@@ -122,6 +124,7 @@ class Reading:
     note: str  # what it is read from; the profile's note, before the cases' range
     centre: Callable[[Reader], list[Statement]]
     around: Callable[[Reader], list[Statement]] = lambda read: []
+    joint: bool = False  # a rule of the simulator is inverted over several cases
 
 
 def _named(found: Iterable[tuple[Sample, float]], scale: float = 1.0) -> list[Statement]:
@@ -188,6 +191,15 @@ def _dispatch(read: Reader, kernel: str) -> list[Statement]:
     return [(f"graph_node_period {kernel} 528 less 132 blocks", (more - fewer) / 396)]
 
 
+def _queued_barrier(read: Reader) -> list[Statement]:
+    try:
+        factor = read.queue_factor
+    except Undetermined:
+        return []
+    found = _named(read.all("grid_barrier", "time", blocks=read.file.num_sms))
+    return [(f"{label} x queue beside a stream", value * factor) for label, value in found]
+
+
 def _chases(read: Reader) -> list[Statement]:
     return [
         one
@@ -204,6 +216,145 @@ def _beside(read: Reader, case: str, quantity: str, in_flight: Sequence[int]) ->
     return [
         one for each in in_flight for one in _named(read.all(case, quantity, stream_bytes_in_flight_per_sm=each))
     ]
+
+
+def _placed(read: Reader, quantity: str, *, beside: bool, **parameters: Any) -> list[Statement]:
+    """Of the second kernel, which its predecessor lets in early: cases in which all its blocks found room, or none."""
+    return [
+        (one.label, value)
+        for one, value in read.all("residency", quantity, pdl=True, **parameters)
+        for other, placed in read.all("residency", "share_beside", **one.parameters)
+        if other.parameters == one.parameters and (placed > 0.97 if beside else placed < 0.03)
+    ]
+
+
+def _forks(read: Reader) -> list[Statement]:
+    """The second of two nodes behind one, less the first."""
+    found = []
+    for case in ("graph_join", "graph_fork_join"):
+        for sample, first in read.all(case, "fork_same_stream"):
+            others = read.all(case, "fork_other_stream", **sample.parameters)
+            found += [(sample.label.replace("same", "other less same"), value - first) for _, value in others]
+    return found
+
+
+def _uneven(read: Reader) -> list[Statement]:
+    whole = read.one("hbm_bulk_in_flight", "read_rate", bytes_in_flight_per_sm=2 * LOADED_BYTES, stages=8)
+    found = []
+    for one, rate in read.all("hbm_bulk_by_sms", "read_rate"):
+        blocks, sms = one.parameters["blocks"], read.file.num_sms
+        if sms / 2 < blocks < sms:
+            paired = (2 * blocks - sms) / blocks
+            found.append((one.label, (1 - rate / whole) / (4 * paired * (1 - paired))))
+    return found
+
+
+def _copies(read: Reader, form: str, in_flight: int, **parameters: Any) -> list[Statement]:
+    return _named(
+        read.all(
+            "hbm_copy", "moved_rate", form=form, read_bytes_in_flight_per_sm=in_flight, written_of_four=4, **parameters
+        )
+    )
+
+
+def slope_of(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Straight line through ``points`` by least squares: value at zero, and slope."""
+    mean_x, mean_y = (statistics.fmean(one[axis] for one in points) for axis in (0, 1))
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    return mean_y - slope * mean_x, slope
+
+
+def _prefetched(read: Reader) -> list[Statement]:
+    """Rate of an SM whose prefetches bring in 8 MiB: slope of the share that is there, of the share in the end."""
+    issuers = 8
+    where = {"issuing_blocks": issuers, "streaming_blocks": 0}
+    points = {one.parameters["after_us"]: (value, one) for one, value in read.all("prefetch_arrival", "in_l2", **where)}
+    rising = [(at * 1e-6, value) for at, (value, _) in points.items() if 1 <= at <= 3]
+    level = [value for at, (value, _) in points.items() if at >= 6]
+    if len(rising) < 3 or not level:
+        raise Undetermined("fewer than 3 stable samples of prefetch_arrival between 1 and 3 us, or none from 6 us on")
+    num_bytes = next(iter(points.values()))[1].parameters["bytes"]
+    rate = slope_of(rising)[1] / statistics.fmean(level) * num_bytes / issuers
+    return [(f"prefetch_arrival {issuers} blocks, 1 to 3 us in_l2", rate)]
+
+
+def _rates(read: Reader, form: str, warps: int, **parameters: Any) -> list[Statement]:
+    return _named(read.all("mxfp4_rate", "weights_per_clock", form=form, warps=warps, **parameters))
+
+
+def _issued(read: Reader) -> list[Statement]:
+    return [
+        (one.label, one.parameters["bytes_each"] / value)
+        for one, value in read.all("prefetch_issue", "issue")
+        if one.parameters["bytes_each"] >= 16384
+    ]
+
+
+def _stream_share(read: Reader, kib: int) -> list[Statement]:
+    whole = read.one("loads_beside_stream", "stream_rate", stream_bytes_in_flight_per_sm=128 * 1024)
+    return [
+        (label, rate / whole)
+        for label, rate in _named(
+            read.all("loads_beside_stream", "stream_rate", stream_bytes_in_flight_per_sm=kib * 1024)
+        )
+    ]
+
+
+QUEUES_KIB = (48, 64, 96, 128)  # in flight on each SM: beyond, a queue grows and what a hit waits does not
+
+
+def queue_points(read: Reader) -> list[tuple[str, float, float]]:
+    """(case, time of the queue, what a hit in L2 waits) beside streams that ask for more than keeps HBM busy."""
+    rate = read.one("loads_beside_stream", "stream_rate", stream_bytes_in_flight_per_sm=128 * 1024)
+    idle = read.one("loads_beside_stream", "mean_in_l2", stream_bytes_in_flight_per_sm=0)
+    points = []
+    for kib in QUEUES_KIB:
+        for one, value in read.all("loads_beside_stream", "mean_in_l2", stream_bytes_in_flight_per_sm=kib * 1024):
+            points.append((one.label, kib * 1024 * (read.file.num_sms - 2) / rate, value - idle))
+    return points
+
+
+def queue_rule(read: Reader, without: str = "") -> tuple[float, float]:
+    """Share of the queue's time that a hit waits, and time of a queue that costs nothing (sim/memory.py)."""
+    points = [(at, waited) for label, at, waited in queue_points(read) if label != without]
+    if len(points) < 3:
+        raise Undetermined(f"{len(points)} stable samples of loads_beside_stream with a queue; accepted are 3 or more")
+    at_zero, share = slope_of(points)
+    if share <= 0 or at_zero >= 0:
+        raise Undetermined("what a hit in L2 waits beside a stream does not grow with the queue")
+    return share, -at_zero / share
+
+
+def _queue(read: Reader, which: int) -> list[Statement]:
+    return [("loads_beside_stream mean_in_l2, 48 to 128 KiB", queue_rule(read)[which])]
+
+
+def _queue_without(read: Reader, which: int) -> list[Statement]:
+    labels = [label for label, _, _ in queue_points(read)]
+    return [(f"without {label}", queue_rule(read, label)[which]) for label in labels] if len(labels) > 3 else []
+
+
+def _slots(read: Reader, which: int, **parameters: Any) -> list[Statement]:
+    """A looped-back push to 1, 8 and 16 slots: the straight line's value at one slot, or its slope."""
+    points = [
+        (one.parameters["slots"] - 1.0, value)
+        for one, value in read.all("looped_back_push", "one_way", blocks=8, threads=128, **parameters)
+    ]
+    if len(points) < 3:
+        raise Undetermined(f"{len(points)} stable samples of looped_back_push by slots; accepted are 3 or more")
+    shown = " ".join(f"{name}={value}" for name, value in parameters.items())
+    return [(f"looped_back_push 1 to 16 slots {shown}", slope_of(points)[which])]
+
+
+def _slots_of_others(read: Reader, which: int) -> list[Statement]:
+    """Of other grids: what is left of their time when the line's slope is taken off, or with its first value."""
+    (_, first), (_, slope) = (_slots(read, number, same_block=False)[0] for number in (0, 1))
+    found = []
+    for one, value in read.all("looped_back_push", "one_way", same_block=False):
+        more = one.parameters["slots"] - 1
+        if (which == 0 and one.parameters["threads"] != 128) or (which == 1 and more):
+            found.append((one.label, value - slope * more if which == 0 else (value - first) / more))
+    return found
 
 
 READINGS: tuple[Reading, ...] = (
@@ -231,6 +382,7 @@ READINGS: tuple[Reading, ...] = (
                 )
             ),
             *_beside(read, "loads_beside_stream", "stream_rate", (131072,)),
+            *_named(read.all("hbm_bulk_in_flight_other_gpu", "read_rate")),
         ],
     ),
     Reading(
@@ -253,6 +405,33 @@ READINGS: tuple[Reading, ...] = (
             for one in _named(read.all("hbm_bulk_by_sms", "read_rate", blocks=blocks), 1 / blocks)
         ],
         around=lambda read: _named(read.all("hbm_loads_by_sms", "read_rate", blocks=1)),
+    ),
+    Reading(
+        field="hbm_uneven_loss",
+        digits=2,
+        note="Bulk copies with 128 KiB in flight on 96 SMs against all 132, by the share of blocks that have a pair of "
+        "SMs to themselves (sim/machine.py, even_share).",
+        centre=_uneven,
+        joint=True,
+    ),
+    Reading(
+        field="hbm_copy_bytes_per_s",
+        digits=2,
+        note="Read and written bytes of copies with 32 to 128 KiB of reads in flight on each SM, bulk and plain loads; "
+        "around: in place.",
+        centre=lambda read: [
+            *(one for kib in (32, 64, 96) for one in _copies(read, "bulk", 1024 * kib, blocks=132, in_place=False)),
+            *(one for kib in (32, 128) for one in _copies(read, "loads", 1024 * kib, in_place=False)),
+        ],
+        around=lambda read: [*_copies(read, "bulk", 65536, in_place=True), *_copies(read, "loads", 131072)],
+    ),
+    Reading(
+        field="prefetch_bytes_per_s_per_sm",
+        digits=2,
+        note="Share of 8 MiB that is in L2 some time after 8 SMs asked for it; around: requests of 16 and 64 KiB by "
+        "the time that their issue takes, which blocks where the queue is full.",
+        centre=_prefetched,
+        around=_issued,
     ),
     Reading(
         field="l2_read_bytes_per_s",
@@ -306,6 +485,55 @@ READINGS: tuple[Reading, ...] = (
                 read, "loads_beside_stream", "mean_in_l2", stream_bytes_in_flight_per_sm=kib * 1024
             )
         ],
+    ),
+    Reading(
+        field="l2_queueing_utilisation",
+        digits=2,
+        note="Rate of a stream with 32 KiB in flight on each SM, of that with 128 KiB: the last at which an L2 hit "
+        "takes less than 1.35 times as long; around: 24 and 48 KiB.",
+        centre=lambda read: _stream_share(read, 32),
+        around=lambda read: [one for kib in (24, 48) for one in _stream_share(read, kib)],
+    ),
+    Reading(
+        field="l2_queue_share",
+        digits=2,
+        note="What L2 hits wait beside streams with 48 to 128 KiB in flight on each SM, by the time that HBM takes for "
+        "what is in flight: slope of the straight line; around: one stream left out.",
+        centre=lambda read: _queue(read, 0),
+        around=lambda read: _queue_without(read, 0),
+        joint=True,
+    ),
+    Reading(
+        field="l2_free_queue_s",
+        digits=2,
+        note="As l2_queue_share: where the straight line begins.",
+        centre=lambda read: _queue(read, 1),
+        around=lambda read: _queue_without(read, 1),
+        joint=True,
+    ),
+    Reading(
+        field="early_launch_s",
+        digits=3,
+        note="Trigger in the last block's first instructions to the first instruction of a PDL kernel that finds room "
+        "beside it on every SM; around: half of the SMs taken.",
+        centre=lambda read: _placed(read, "first_entry_after_start", beside=True, blocks=[132, 132]),
+        around=lambda read: _named(
+            read.all("residency", "first_entry_after_start", pdl=True, blocks=[read.file.num_sms // 2, 132])
+        ),
+    ),
+    Reading(
+        field="block_refill_s",
+        digits=2,
+        note="End of the last block on an SM to the first instruction there of a PDL kernel that had no room: by "
+        "shared memory, carve-out, threads and registers.",
+        centre=lambda read: _placed(read, "entry_after_sm", beside=False, blocks=[132, 132]),
+        around=lambda read: _placed(read, "entry_after_sm", beside=False),
+    ),
+    Reading(
+        field="fork_s",
+        digits=2,
+        note="Two nodes on two streams behind one: entry of the second less that of the first, all grids.",
+        centre=_forks,
     ),
     Reading(
         field="launch_latency_s",
@@ -392,11 +620,20 @@ READINGS: tuple[Reading, ...] = (
         centre=lambda read: _named(read.all("grid_barrier", "time", blocks=read.file.num_sms)),
         around=lambda read: [
             *_named(read.all("grid_barrier", "time")),
-            *(
-                (f"{label} x queue beside a stream", value * read.queue_factor)
-                for label, value in _named(read.all("grid_barrier", "time", blocks=read.file.num_sms))
-            ),
+            *_queued_barrier(read),
         ],
+    ),
+    Reading(
+        field="last_block_s",
+        digits=3,
+        note="From the last arrival of a block to loaded data of all, through one counter, 64 blocks and all SMs; "
+        "around: fewer and more blocks, and a fence of every thread.",
+        centre=lambda read: [
+            one
+            for blocks in (64, read.file.num_sms)
+            for one in _named(read.all("last_block_barrier", "arrival_to_loaded", blocks=blocks, fence=False))
+        ],
+        around=lambda read: _named(read.all("last_block_barrier", "arrival_to_loaded")),
     ),
     Reading(
         field="counter_handoff_s",
@@ -411,6 +648,34 @@ READINGS: tuple[Reading, ...] = (
         digits=2,
         note="__threadfence_system after a store to own memory, 32 and 256 threads.",
         centre=lambda read: _named(read.all("fence", "time", scope="system")),
+    ),
+    Reading(
+        field="loopback_visibility_s",
+        digits=2,
+        note="A row pushed to slots of the own memory until a poller in another block has it, half a round: at one "
+        "slot, by a straight line over 1, 8 and 16; around: other grids at 16 slots.",
+        centre=lambda read: _slots(read, 0, same_block=False),
+        around=lambda read: _slots_of_others(read, 0),
+        joint=True,
+    ),
+    Reading(
+        field="loopback_slot_s",
+        digits=2,
+        note="As loopback_visibility_s: what each further slot adds, a store and a load a thread; around: other grids, "
+        "and the line of a block that polls what it pushed itself.",
+        centre=lambda read: _slots(read, 1, same_block=False),
+        around=lambda read: [*_slots_of_others(read, 1), *_slots(read, 1, same_block=True)],
+        joint=True,
+    ),
+    Reading(
+        field="fp4_weights_per_clock_per_sm",
+        digits=2,
+        note="The multiplying loop of the experts out of shared memory, 14 and 16 warps: decoding, products, scales, "
+        "sums; around: 8 warps, and one block alone.",
+        centre=lambda read: [
+            one for warps in (14, 16) for one in _rates(read, "whole", warps, blocks=read.file.num_sms)
+        ],
+        around=lambda read: [*_rates(read, "whole", 8), *_rates(read, "whole", 14)],
     ),
 )
 
@@ -522,6 +787,22 @@ def fit(file: SampleFile, base: Machine, seed: int = 0) -> Calibration:
     return Calibration(file=file, base=base, fitted=tuple(fitted), undetermined=undetermined, seed=seed)
 
 
+def labels_read(file: SampleFile) -> set[str]:
+    """Labels of the stable samples that any value is read from."""
+    read = Reader(file)
+    steps: list[Callable[[], object]] = [partial(cases_of, one, read) for one in READINGS]
+    steps.append(partial(_points, read, math.inf))
+    for step in steps:
+        try:
+            step()
+        except (Undetermined, KeyError):
+            continue  # says nothing of other values
+    survivals(read)
+    read.all("hbm_loads_in_flight", "read_rate")
+    read.all("l2_read", "read_rate")
+    return read.used
+
+
 def require_scipy() -> None:
     try:
         import scipy.optimize  # noqa: F401
@@ -581,7 +862,7 @@ def _direct(reading: Reading, read: Reader, readers: Sequence[Reader]) -> Fitted
         statistical=statistical,
         cases=cases,
         note=reading.note,
-        how="direct",
+        how="joint" if reading.joint else "direct",
         left_out_error=_left_out(centre),
     )
 

@@ -98,7 +98,7 @@ def stored_shapes(cases: Sequence[str]) -> list[Shape]:
     """Those kernels as they are stored for the measured GPU; a case that is not there is left out."""
     return [
         Shape(case=case, measured_us=measured_us, links=tuple(links))
-        for case, measured_us, links in measured_chains()
+        for case, measured_us, links, _ in measured_chains()
         if case in cases
     ]
 

@@ -22,7 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.probes import SOURCE, CannotResume, Gpu, Recorder, clock_report, compile_probes
+from k3sim.calibrate.probes import SOURCE
+from k3sim.calibrate.probes.clocks import clock_report
+from k3sim.calibrate.probes.gpu import Gpu, compile_probes
+from k3sim.calibrate.probes.recorder import CannotResume, Recorder
 from k3sim.errors import UserError
 
 MODULE = "k3sim.calibrate.link_probes"
@@ -183,7 +186,7 @@ class LinkGpu(Gpu):
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
         torch.zeros(1, device="cuda")  # makes the context
-        cubin = compile_probes(properties.major, properties.minor, SOURCE + LINK_SOURCE)
+        cubin = compile_probes(SOURCE + LINK_SOURCE, properties.major, properties.minor)
         self._module = self.call(driver.cuModuleLoadData(cubin))
         self._functions: dict[str, Any] = {}
         self.block = self.group.block(BLOCK_BYTES)

@@ -18,7 +18,7 @@ from k3sim.calibrate.validate import Row
 from k3sim.model.paths import find_path
 from k3sim.model.program import Call, Program, Weight
 from k3sim.sim.engine import simulate
-from k3sim.sim.machine import Machine, load_machine, looped_back
+from k3sim.sim.machine import Machine, load_machine, looped_back, of_card
 from k3sim.sim.skew import Skew
 from k3sim.sim.timeline import PS_PER_US
 
@@ -191,22 +191,26 @@ def chain_us(
 
 @cache
 def readings() -> tuple[dict[str, Any], ...]:
-    """Timings, each with the name of its ``file``; of two of one case the later file's."""
+    """Timings, each with its ``file`` and the read rate of its card; of two of one case the later file's."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for file in READINGS:
-        for timing in json.loads(file.read_text(encoding="utf-8"))["timings"]:
-            found[timing["operator"], timing["case"]] = {**timing, "file": file.name}
+        document = json.loads(file.read_text(encoding="utf-8"))
+        rate = document["environment"]["read_bytes_per_s"]
+        for timing in document["timings"]:
+            found[timing["operator"], timing["case"]] = {**timing, "file": file.name, "read_bytes_per_s": rate}
     return tuple(found.values())
 
 
 def own_kernel_rows() -> list[Row]:
     """Every reading whose calls the simulator has a cost for, in microseconds a round of the chain."""
-    machine = looped_back(load_machine("h200"))
+    machine = load_machine("h200")
     rows = [
         Row(
             label=f"h200: {timing['operator']} {timing['case']}",
             measured=timing["median_us"],
-            predicted=chain_us(CHAINS[timing["operator"], timing["case"]], machine),
+            predicted=chain_us(
+                CHAINS[timing["operator"], timing["case"]], looped_back(of_card(machine, timing["read_bytes_per_s"]))
+            ),
             source=f"calibrate/data/{timing['file']}, {timing['date'][:10]}",
         )
         for timing in readings()
@@ -230,7 +234,7 @@ def _kda_median_us(name: str) -> float:
 
 def cublas_rows() -> list[Row]:
     """cuBLAS on the same shapes, on plain graph edges."""
-    machine = looped_back(load_machine("h200"))
+    machine = load_machine("h200")
     rows = []
     for timing in readings():
         links = CHAINS.get((timing["operator"], timing["case"]), ())
@@ -242,7 +246,7 @@ def cublas_rows() -> list[Row]:
                     Row(
                         label=f"h200: cuBLAS {timing['case']}",
                         measured=peer["median_us"],
-                        predicted=chain_us((link,), machine),
+                        predicted=chain_us((link,), looped_back(of_card(machine, timing["read_bytes_per_s"]))),
                         source=f"calibrate/data/{timing['file']}, {timing['date'][:10]}",
                     )
                 )

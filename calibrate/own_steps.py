@@ -18,7 +18,7 @@ from k3sim.kernels.engine.weights import subset
 from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import SWITCHES, find_path
-from k3sim.sim.machine import Machine, load_machine, looped_back, standing_in
+from k3sim.sim.machine import Machine, load_machine, looped_back, of_card, standing_in
 from k3sim.sim.predict import Prediction, Question, predict
 from k3sim.sim.skew import Skew
 from k3sim.sim.timeline import PS_PER_US
@@ -45,8 +45,8 @@ def predict_measured(step: Mapping[str, Any]) -> Prediction:
 
 
 def machine_for(step: Mapping[str, Any], machine: Machine) -> Machine:
-    """``machine`` with the peers that the ranks of a measured step had."""
-    num_gpus = step.get("gpus", 1)
+    """``machine`` with the read rate of the card and the peers that the ranks of a measured step had."""
+    num_gpus, machine = step.get("gpus", 1), of_card(machine, step["read_bytes_per_s"])
     return looped_back(machine) if num_gpus == 1 else standing_in(machine, num_gpus, _tp_of(step))
 
 

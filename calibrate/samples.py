@@ -1,12 +1,14 @@
 """Measured samples as the fit and the comparisons read them, from the two kinds of file that measuring writes.
 
-``k3sim calibrate`` (probes.py) writes cases of single primitives, ``k3sim kernels bench`` times of kernels. Either
+``k3sim calibrate`` (probes/) writes cases of single primitives, ``k3sim kernels bench`` times of kernels. Either
 becomes a ``SampleFile`` of ``Sample``: one quantity of one case, with every repetition where the file keeps them and
 median, deciles and count where it does not. A file that was cut short, edited, or is of another kind is refused in one
 line; a sample that does not repeat is kept, and says why no fit may use it (``Sample.instability``).
 
 Schema 1 of the probes' files keeps summaries of two complete runs. Schema 2 keeps the values too (every repetition;
-of more than ``probes.MOST_KEPT`` single loads their percentiles), the SM clock around each case, and a checksum.
+of more than ``MOST_KEPT`` single loads their percentiles), the SM clock around each case, and a checksum. A file whose
+head says ``thinned`` keeps the values of those quantities that a machine value is read from, or that are refused, and
+of the others the summaries.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.probes import MOST_KEPT, checksum
+from k3sim.calibrate.probes.recorder import MOST_KEPT, checksum
 from k3sim.errors import UserError
 
 PROBE_SCHEMAS = (1, 2)
@@ -31,7 +33,8 @@ ACCEPTED = "a sample file that 'k3sim calibrate' or 'k3sim kernels bench' wrote"
 #: and the SM that a block lands on (a trip within L2, 10 cycles) set the absolute ones.
 APART = {"B/s": (0.01, 0.0), "us": (0.02, 0.012), "cycle": (0.02, 12.0), "Hz": (0.002, 0.0), "1": (0.02, 0.02)}
 SPREAD = {"B/s": (0.04, 0.0), "us": (0.10, 0.04), "cycle": (0.20, 40.0), "Hz": (0.004, 0.0), "1": (0.1, 0.1)}
-CLOCK_DRIFT = 0.005  # of the SM clock over one case
+CLOCK_DRIFT = 0.008  # of the SM clock over one case: one step of a boosting clock, 15 MHz
+CHANCE = 3.0  # standard errors by which two medians of the same repetitions may differ
 SINGLE_LOADS = 2000  # counts above are of single loads, whose width is the memory's and not the noise
 
 
@@ -81,7 +84,8 @@ class Sample:
             low, high = (f"{one / 1e6:.0f}" for one in self.clock_hz)
             return f"the SM clock went from {low} to {high} MHz, accepted is {100 * CLOCK_DRIFT:g} %"
         medians = [run.median for run in self.runs]
-        apart, allowed = max(medians) - min(medians), self._allowed(APART)
+        apart = max(medians) - min(medians)
+        allowed = max(self._allowed(APART), CHANCE * math.hypot(*(run.standard_error for run in self.runs)))
         if apart > allowed:
             return f"its runs are {apart:.4g} {self.unit} apart, accepted is {allowed:.4g}"
         for run in self.runs:
@@ -94,7 +98,8 @@ class Sample:
             third = len(run.values) // 3
             if third >= 5:
                 drift = abs(statistics.median(run.values[-third:]) - statistics.median(run.values[:third]))
-                allowed = self._allowed(APART)
+                # Each third is the median of a third of the repetitions.
+                allowed = max(self._allowed(APART), CHANCE * math.sqrt(6) * run.standard_error)
                 if drift > allowed:
                     return f"its last third is {drift:.4g} {self.unit} from its first, accepted is {allowed:.4g}"
         return ""
@@ -192,11 +197,12 @@ def _primitives(path: Path, document: dict[str, Any]) -> SampleFile:
             if unit not in APART and unit != "ns":
                 raise _Refusal(f"{here} has unit {unit!r}, accepted are {', '.join(APART)} and ns")
             rows = _entry(here, reading, "runs", list)
+            summarised = "samples" not in reading and "thinned" in document
             kept = reading.get("samples", [[]] * len(rows))
             if not rows or not isinstance(kept, list) or len(kept) != len(rows):
                 raise _Refusal(f"{here} has {len(rows)} runs and samples {kept!r:.40}, accepted is a list for each run")
             runs = tuple(
-                _run(f"{here} run {index}", row, values, needs_values=schema == 2)
+                _run(f"{here} run {index}", row, values, needs_values=schema == 2 and not summarised)
                 for index, (row, values) in enumerate(zip(rows, kept, strict=True))
             )
             if unit != "ns":  # steps of a timer are no sample

@@ -1,12 +1,14 @@
 """Bandwidth that transfers share: the one rule for HBM, L2 and NVLink ports.
 
-Every transfer ``f`` has one rate ``r_f``, a cap ``c_f`` and a weight ``w_fk`` on each resource ``k`` it crosses
-(a push to seven peers leaves its port with weight seven). Rates are max-min fair:
+Every transfer ``f`` has one rate ``r_f``, a cap ``c_f``, a share ``s_f`` and a weight ``w_fk`` on each resource ``k``
+it crosses (a push to seven peers leaves its port with weight seven). Rates are max-min fair for their shares:
 
     r_f <= c_f for all f,   sum_f w_fk r_f <= C_k for all k,
 
-and no rate can rise without lowering one that is not larger. They are found by progressive filling: raise all
-rates together; whoever reaches its cap, or crosses a resource that is full, stops there.
+and no ``r_f / s_f`` can rise without lowering one that is not larger. They are found by progressive filling: raise all
+rates together, in proportion to their shares; whoever reaches its cap, or crosses a resource that is full, stops there.
+Memory gives a stream the share of its bytes in flight, which is how a queue serves those that fill it; ports share
+evenly.
 
 Time is integer picoseconds and rates are integer bytes per microsecond, so the unit of progress, one byte per
 microsecond for one picosecond, is 1e-6 byte and the accounting is exact.
@@ -32,6 +34,7 @@ class _Transfer:
     weights: Mapping[str, int]
     done: simpy.Event
     queue: int = 0  # most of it that is asked for at once, in the units of ``left``
+    share: int = 1
     rate: int = 0
 
 
@@ -48,19 +51,20 @@ class SharedBandwidth:
         self._steps: dict[str, list[tuple[int, int]]] = {name: [(0, 0)] for name in self._capacities}
 
     def transfer(
-        self, num_bytes: int, weights: Mapping[str, int], cap_bytes_per_us: int, queue_bytes: int = 0
+        self, num_bytes: int, weights: Mapping[str, int], cap_bytes_per_us: int, queue_bytes: int = 0, share: int = 1
     ) -> simpy.Event:
         """Start moving ``num_bytes`` over the weighted resources; the event fires when the last byte is through.
 
-        ``queue_bytes``: as many of them are asked for at once, and count in ``queued_bytes``.
+        ``queue_bytes``: as many of them are asked for at once, and count in ``queued_bytes``. ``share``: of a resource
+        that is full, against the shares of the others.
         """
-        assert cap_bytes_per_us > 0, "a transfer needs a positive cap"
+        assert cap_bytes_per_us > 0 and share > 0, "a transfer needs a positive cap and share"
         done = simpy.Event(self._env)
         if num_bytes <= 0:
             done.succeed()
             return done
         self._transfers.append(
-            _Transfer(num_bytes * PS_PER_US, cap_bytes_per_us, weights, done, queue_bytes * PS_PER_US)
+            _Transfer(num_bytes * PS_PER_US, cap_bytes_per_us, weights, done, queue_bytes * PS_PER_US, share)
         )
         self._settle_soon()
         return done
@@ -126,19 +130,21 @@ class SharedBandwidth:
                 demand: dict[str, int] = {}
                 for transfer in rising:
                     for name, weight in transfer.weights.items():
-                        demand[name] = demand.get(name, 0) + weight
-                level, tightest = min((free[name] // total, name) for name, total in demand.items())
-                lowest_cap = min(transfer.cap for transfer in rising)
+                        demand[name] = demand.get(name, 0) + weight * transfer.share
+                level, tightest = min((free[name] / total, name) for name, total in demand.items())
+                lowest_cap = min(transfer.cap / transfer.share for transfer in rising)
                 if lowest_cap <= level:
-                    stopped = [transfer for transfer in rising if transfer.cap == lowest_cap]
-                    level = lowest_cap
+                    stopped = [transfer for transfer in rising if transfer.cap / transfer.share == lowest_cap]
+                    rates = [transfer.cap for transfer in stopped]
                 else:
                     stopped = [transfer for transfer in rising if tightest in transfer.weights]
-                for transfer in stopped:
+                    room, total = free[tightest], demand[tightest]
+                    rates = [room * transfer.share // total for transfer in stopped]
+                for transfer, rate in zip(stopped, rates, strict=True):
                     # Never zero: integer division must not stall a transfer behind a full resource.
-                    transfer.rate = max(1, level)
+                    transfer.rate = max(1, rate)
                     for name, weight in transfer.weights.items():
-                        free[name] -= weight * level
+                        free[name] -= weight * rate
                 rising = [transfer for transfer in rising if transfer not in stopped]
         now = self._settled_ps
         used = dict.fromkeys(self._capacities, 0)

@@ -119,6 +119,9 @@ class _Engine:
 
         # Machine primitives in picoseconds, once.
         self.launch_ps = picoseconds(machine.launch_latency_s)
+        self.early_launch_ps = picoseconds(machine.early_launch_s)
+        self.refill_ps = picoseconds(machine.block_refill_s)
+        self.fork_ps = picoseconds(machine.fork_s)
         self.entry_ps = picoseconds(machine.kernel_entry_s)
         self.tail_ps = picoseconds(machine.block_tail_s)
         self.flush_ps = picoseconds(machine.completion_flush_s)
@@ -128,10 +131,12 @@ class _Engine:
         self.reduction_ps = picoseconds(machine.block_reduction_s)
         self.setup_ps = picoseconds(machine.tensor_core_setup_s)
         self.visibility_ps = picoseconds(machine.nvlink_visibility_s)
+        self.slot_ps = picoseconds(machine.slot_visibility_s)
         self.barrier_ps = {
             Barrier.NONE: 0,
             Barrier.CLUSTER: picoseconds(machine.cluster_sync_s),
             Barrier.GRID: picoseconds(machine.grid_barrier_s),
+            Barrier.LAST: picoseconds(machine.last_block_s),
             Barrier.LAUNCH: self.tail_ps + self.flush_ps + self.launch_ps + self.entry_ps,
         }
 
@@ -181,21 +186,31 @@ class _Engine:
         pace = self.paces.pace(rank, call.index) if self.skew is Skew.SAMPLED else 1.0
         launches = call.launch != "task"
         if launches and held_back and cause is not None and not cause.is_host:
-            yield env.timeout(self.flush_ps)
+            # Of several nodes behind one, that of its own stream comes first.
+            forks = run.stream != "main" and cause.run.stream == "main"
+            yield env.timeout(self.flush_ps + (self.fork_ps if forks else 0))
             self.span(run, Phase.RELEASE, cause_index, now)
+        # First instruction: of a node behind a full edge, or of one that its predecessor's trigger lets in.
+        early = launches and not held_back and cause is not None and not cause.is_host
+        first_ps = int(env.now) + (0 if not launches else self.early_launch_ps if early else self.launch_ps)
         held = gpu.slots.footprint(work)
         granted = gpu.slots.acquire(held)
+        waited = granted is not None
         if granted is not None:
             left_by = yield granted
             self.span(run, Phase.SM_SLOTS, left_by, int(env.now))
-        placement = gpu.slots.place(work, held) if work.registers_per_thread else None
+        placement = gpu.slots.place(work, held, call.stream) if work.registers_per_thread else None
         if placement is not None and not placement.on:
+            waited = True
             yield placement.whole
             self.span(run, Phase.SM_SLOTS, -1, -1)
         if launches:
-            # The first wave: later blocks are dispatched while earlier ones run.
+            # A launch that waits for room is ready when there is some. The first wave: later blocks are dispatched
+            # while earlier ones run.
+            if waited:
+                first_ps = max(first_ps, int(env.now) + self.refill_ps)
             dispatch_ps = picoseconds(held.blocks * self.machine.block_dispatch_s)
-            yield env.timeout(self.launch_ps + self.entry_ps + dispatch_ps)
+            yield env.timeout(first_ps - int(env.now) + self.entry_ps + dispatch_ps)
             self.span(run, Phase.LAUNCH, cause_index, now)
         started = placement is None or not placement.missing
         if call.trigger == "start" and started:
@@ -289,10 +304,10 @@ class _Engine:
         yield placement.whole
         room.rest = self.start_early(
             room, one, blocks=num_blocks - first_blocks,
-            skipped_bytes=first_blocks * room.work.bytes_in_flight_per_block,
+            skipped_bytes=first_blocks * room.work.ahead_bytes_per_block,
         )  # fmt: skip
         room.resident_blocks = num_blocks
-        yield self.env.timeout(self.entry_ps)
+        yield self.env.timeout(self.refill_ps + self.entry_ps)
         if call.trigger == "start":
             self.trigger(state)
 
@@ -308,7 +323,7 @@ class _Engine:
         self.finish(state.run.rank, state, None, [] if cause_index < 0 else [cause_index])
 
     def prefetch(self, gpu: _Gpu, run: KernelRun, work: Work) -> Steps:
-        limit = gpu.memory.limit(work.num_blocks, work.num_blocks, work.bytes_in_flight_per_block)
+        limit = gpu.memory.prefetch_limit(work.num_blocks, work.bytes_in_flight_per_block)
         for one in work.passes:
             for read in one.reads:
                 run.hbm_bytes += yield gpu.memory.prefetch(read.region, read.num_bytes, limit)
@@ -376,11 +391,20 @@ class _Engine:
             self.span(run, Phase.LATENCY, -1, -1)
         compute_ps = round(pace * self.compute_ps(one, min(one.num_blocks or room.work.num_blocks, self.num_sms)))
         left_ps = max(start_ps, asked_ps + loads_ps) + compute_ps - int(env.now)
+        left_ps = max(left_ps, round(compute_ps * self.last_slot(room.work, one)))
         if left_ps > 0:
             yield env.timeout(left_ps)
             self.span(run, Phase.COMPUTE, -1, -1)
         if triggers is not None:
             self.trigger(triggers)
+
+    def last_slot(self, work: Work, one: Pass) -> float:
+        """Share of a pass's arithmetic that comes after its last bytes: that of one slot of each block's ring."""
+        num_bytes = sum(read.num_bytes for read in one.reads)
+        if not work.ring_slots or not num_bytes:
+            return 0.0
+        slot_bytes = work.bytes_in_flight_per_block / work.ring_slots
+        return min(1.0, slot_bytes * (one.num_blocks or work.num_blocks) / num_bytes)
 
     def reduce_pass(self, room: _Room, one: Pass) -> Steps:
         """Reductions within blocks, then barriers between them."""
@@ -393,11 +417,14 @@ class _Engine:
 
     # -- streams ----------------------------------------------------------------------------------------------
 
-    def limit(self, room: _Room, one: Pass) -> StreamLimit:
-        """What the blocks of a pass can draw, at the kernel's pace."""
+    def limit(self, room: _Room, one: Pass, started: int | None = None) -> StreamLimit:
+        """What the blocks of a pass can draw, at the kernel's pace: those that are resident, or ``started`` of them."""
         blocks = one.num_blocks or room.work.num_blocks
+        if started is not None:
+            blocks = min(blocks, started)
+        resident = min(blocks, room.resident_blocks if started is None else started)
         limit = room.gpu.memory.limit(
-            blocks, min(blocks, room.resident_blocks), room.work.bytes_in_flight_per_block, queues=room.work.queues
+            blocks, resident, room.work.bytes_in_flight_per_block, queues=room.work.queues
         )
         if room.pace == 1.0:
             return limit
@@ -405,6 +432,7 @@ class _Engine:
             max(1, round(limit.hbm_bytes_per_us / room.pace)),
             max(1, round(limit.l2_bytes_per_us / room.pace)),
             limit.queue_bytes,
+            limit.share,
         )
 
     def start_early(
@@ -414,8 +442,8 @@ class _Engine:
 
         The first ``skipped_bytes`` are read by blocks that started before.
         """
-        gpu, limit = room.gpu, self.limit(room, one)
-        budget = (room.resident_blocks if blocks is None else blocks) * room.work.bytes_in_flight_per_block
+        gpu, limit = room.gpu, self.limit(room, one, blocks)
+        budget = (room.resident_blocks if blocks is None else blocks) * room.work.ahead_bytes_per_block
         reads = [read for read in one.reads if read.early and read.num_bytes]
         if not reads:
             return None
@@ -571,9 +599,11 @@ class _Engine:
         self.span(
             run, Phase.PEERS, sender.run.index, sender.sent_ps, arrival_ps=exchange.visible_ps[rank]
         )
-        # A store, and the look that finds it.
-        trips_ps = 2 * gpu.memory.queueing_ps()
-        left_ps = complete_ps + self.visibility_ps + trips_ps - int(env.now)
+        # A store, its way to be seen, and the look that finds it: beside a deep stream a hand-over takes three of the
+        # waits of an L2 hit longer (calibrate/probes, ``handoff_beside_stream``).
+        trips_ps = 3 * gpu.memory.queueing_ps()
+        slots_ps = (exchange.group_size - 1) * self.slot_ps
+        left_ps = complete_ps + self.visibility_ps + slots_ps + trips_ps - int(env.now)
         if left_ps > 0:
             yield env.timeout(left_ps)
             self.span(

@@ -66,6 +66,8 @@ def _consistent(machine: Machine) -> Machine:
     return replace(
         machine,
         hbm_read_bytes_per_s=read,
+        hbm_copy_bytes_per_s=min(machine.hbm_copy_bytes_per_s, read),
+        l2_queueing_utilisation=min(machine.l2_queueing_utilisation, 0.99),
         hbm_in_flight_curve=tuple((at, min(rate, read)) for at, rate in machine.hbm_in_flight_curve),
         l2_effective_bytes=min(machine.l2_effective_bytes, machine.l2_capacity_bytes),
         l2_near_latency_s=min(machine.l2_near_latency_s, machine.l2_far_latency_s),

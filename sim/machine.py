@@ -79,6 +79,11 @@ class Machine:
     hbm_latency_s: float = field(metadata=_unit("s", zero=True))
     hbm_in_flight_curve: Curve = field(metadata=_unit("B/SM, B/s"))
     hbm_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
+    # What a grid on more than half of the SMs and not on all loses at most: blocks that share a pair of SMs end last
+    hbm_uneven_loss: float = field(metadata=_unit("1", zero=True))
+    # Bytes moved where as many are written as are read, and what one SM brings into L2 by bulk prefetches
+    hbm_copy_bytes_per_s: float = field(metadata=_unit("B/s"))
+    prefetch_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
 
     # L2: size, size for data that every SM reads, rate to all SMs and to one SM, latency to either partition and
     # under load
@@ -89,11 +94,22 @@ class Machine:
     l2_near_latency_s: float = field(metadata=_unit("s", zero=True))
     l2_far_latency_s: float = field(metadata=_unit("s", zero=True))
     l2_loaded_latency_s: float = field(metadata=_unit("s", zero=True))  # while HBM streams at its ceiling
+    # Share of HBM's rate from which on an L2 hit queues. Where more is asked for than keeps HBM busy: the share of the
+    # queue's time that a hit waits, and the time of a queue that costs nothing
+    l2_queueing_utilisation: float = field(metadata=_unit("1"))
+    l2_queue_share: float = field(metadata=_unit("1", zero=True))
+    l2_free_queue_s: float = field(metadata=_unit("s", zero=True))
 
     # Launch. Without PDL the first instruction of the next graph node comes completion_flush + launch_latency
     # after the last of its predecessor; a PDL kernel that already waits resumes completion_flush after it.
     launch_latency_s: float = field(metadata=_unit("s", zero=True))
     completion_flush_s: float = field(metadata=_unit("s", zero=True))
+    # A PDL kernel's first instruction comes early_launch after the last block of its predecessor has triggered; where
+    # its SMs are taken, block_refill after the end of the block that makes room. Of several nodes behind one, each
+    # starts fork later than the one before it.
+    early_launch_s: float = field(metadata=_unit("s", zero=True))
+    block_refill_s: float = field(metadata=_unit("s", zero=True))
+    fork_s: float = field(metadata=_unit("s", zero=True))
     # Inside: parameters and constants of every launch; stragglers and stores at the end of every kernel.
     kernel_entry_s: float = field(metadata=_unit("s", zero=True))
     block_tail_s: float = field(metadata=_unit("s", zero=True))
@@ -101,11 +117,13 @@ class Machine:
     host_launch_s: float = field(metadata=_unit("s", zero=True))  # CPU time of one launch call
     host_graph_launch_s: float = field(metadata=_unit("s", zero=True))  # CPU time of one graph launch call
 
-    # Synchronisation: a tree reduction over one block; arrive and wait of a cluster; all blocks of a grid;
+    # Synchronisation: a tree reduction over one block; arrive and wait of a cluster; all blocks of a grid; the last
+    # block of a grid, from its arrival to what all others stored;
     # blocks that hand over to another through a counter in L2; fixed cost of a block that uses tensor cores
     block_reduction_s: float = field(metadata=_unit("s", zero=True))
     cluster_sync_s: float = field(metadata=_unit("s", zero=True))
     grid_barrier_s: float = field(metadata=_unit("s", zero=True))
+    last_block_s: float = field(metadata=_unit("s", zero=True))
     counter_handoff_s: float = field(metadata=_unit("s", zero=True))
     tensor_core_setup_s: float = field(metadata=_unit("s", zero=True))
 
@@ -127,14 +145,31 @@ class Machine:
     system_fence_s: float = field(metadata=_unit("s", zero=True))
     nvlink_multicast: bool = field(metadata=_unit("bool"))
     nvlink_in_switch_reduction: bool = field(metadata=_unit("bool"))
+    # A push that is looped back to slots of the own memory: until a poller has seen one slot, and for each further one
+    loopback_visibility_s: float = field(metadata=_unit("s", zero=True))
+    loopback_slot_s: float = field(metadata=_unit("s", zero=True))
 
     # Standard deviation between ranks of a kernel's duration, relative to that duration
     rank_skew_relative_sd: float = field(metadata=_unit("1", zero=True))
+
+    # No value of a profile: what each slot beyond the first adds to the visibility of a push (``looped_back``).
+    slot_visibility_s: float = 0.0
 
     @property
     def l2_latency_s(self) -> float:
         """Mean of near and far: addresses are hashed over both partitions, so reads meet both equally."""
         return (self.l2_near_latency_s + self.l2_far_latency_s) / 2
+
+    def even_share(self, num_blocks: int) -> float:
+        """Share of the read rate that a grid with one block an SM reaches, blocks having equal parts of the bytes.
+
+        Blocks go to one SM of each pair first. Where some then have a pair to themselves and others have not, those
+        read faster and end sooner: most is lost where each is half of the blocks, nothing where all are alike.
+        """
+        if not self.num_sms / 2 < num_blocks < self.num_sms:
+            return 1.0
+        paired = (2 * num_blocks - self.num_sms) / num_blocks
+        return 1.0 - self.hbm_uneven_loss * 4 * paired * (1 - paired)
 
     def hbm_rate_for(self, bytes_in_flight: float) -> float:
         """HBM read rate in bytes/s that ``bytes_in_flight`` over the whole GPU sustain.
@@ -192,22 +227,36 @@ def load_machine(name_or_path: str) -> Machine:
     return _read(profile_path(name))
 
 
-# From the last store of a push into the own 16 slots until a poller of all of them has seen it: the all-reduce of one
-# row takes 3.23 us in a chain on an H200 (calibrate/data/h200-kernels.json), of which wait, load, sum and end are 1.37.
-LOOPED_BACK_VISIBILITY_S = 1.86e-6
+def of_card(machine: Machine, read_bytes_per_s: float) -> Machine:
+    """``machine`` whose HBM reads at most ``read_bytes_per_s``: cards of one kind differ by some 2 %.
+
+    A time measured on a card is compared with a prediction for that card, by the read rate that its run states. The
+    curve of bytes in flight ends at that rate and is the same below; copies are slower by the same factor.
+    """
+    before = machine.hbm_read_bytes_per_s
+    return replace(
+        machine,
+        hbm_read_bytes_per_s=read_bytes_per_s,
+        hbm_copy_bytes_per_s=machine.hbm_copy_bytes_per_s * read_bytes_per_s / before,
+        hbm_in_flight_curve=tuple(
+            (at, read_bytes_per_s if rate >= before else min(rate, read_bytes_per_s))
+            for at, rate in machine.hbm_in_flight_curve
+        ),
+    )
 
 
 def looped_back(machine: Machine) -> Machine:
     """``machine`` whose one GPU stands for all ranks: what it pushes lands in slots of its own memory.
 
-    Stores cross L2 and other SMs poll all slots there; nobody is late.
+    Stores cross L2 and other SMs poll all slots there, one store and one load a slot and thread; nobody is late.
     """
     return replace(
         machine,
         nvlink_domain_gpus=1024,
         nvlink_multicast=False,
         nvlink_one_way_s=0.0,
-        nvlink_visibility_s=LOOPED_BACK_VISIBILITY_S,
+        nvlink_visibility_s=machine.loopback_visibility_s,
+        slot_visibility_s=machine.loopback_slot_s,
         nvlink_egress_bytes_per_s=machine.l2_read_bytes_per_s,
         nvlink_ingress_bytes_per_s=machine.l2_read_bytes_per_s,
         rank_skew_relative_sd=0.0,
@@ -423,12 +472,19 @@ def _check_consistency(machine: Machine) -> None:
     for smaller, larger in (
         ("max_smem_bytes_per_block", "smem_bytes_per_sm"),
         ("hbm_read_bytes_per_s", "hbm_datasheet_bytes_per_s"),
+        ("hbm_copy_bytes_per_s", "hbm_read_bytes_per_s"),
         ("l2_effective_bytes", "l2_capacity_bytes"),
         ("l2_near_latency_s", "l2_far_latency_s"),
     ):
         low, high = getattr(machine, smaller), getattr(machine, larger)
         if low > high:
             raise _Refusal(f"{smaller} is {low}, accepted is at most {larger}, which is {high}")
+    if machine.hbm_uneven_loss >= 1:
+        raise _Refusal(f"hbm_uneven_loss is {machine.hbm_uneven_loss}, accepted is a share below 1")
+    if not 0 < machine.l2_queueing_utilisation < 1:
+        raise _Refusal(
+            f"l2_queueing_utilisation is {machine.l2_queueing_utilisation}, accepted is a share between 0 and 1"
+        )
     top_rate = machine.hbm_in_flight_curve[-1][1]
     if top_rate > machine.hbm_read_bytes_per_s:
         raise _Refusal(

@@ -1,17 +1,20 @@
 """HBM and L2 of one GPU: what a read costs depends on where its bytes are.
 
-HBM is shared max-min among the streams that run; a stream's own rate is capped by its bytes in flight. All
-bytes, from HBM or from L2, cross the L2 read port.
+A stream's rate alone is capped by its bytes in flight. Streams that together ask for more than HBM gives queue, and a
+queue serves whoever has more in it: each gets a share in proportion to its bytes in flight (H200, calibrate/probes
+``shared_hbm``: two streams with 2, 4 and 8 times the other's bytes in flight take 1.9, 3.5 and 6.7 times its rate), and
+what a cap leaves goes to the others. All bytes, from HBM or from L2, cross the L2 read port. Bytes that are written
+cost more than those read, by what HBM loses when it turns around (``hbm_copy_bytes_per_s``).
 
-L2 holds regions and replaces the least recently used lines. Measured on H200 (calibrate/probes.py, 2026-11): of a
+L2 holds regions and replaces the least recently used lines. Measured on H200 (calibrate/probes, 2026-11): of a
 region, what survives other traffic falls linearly, ``(capacity - traffic) / region``, with a capacity of 39 of the
 60 MB; random replacement would keep ``exp(-traffic / capacity)``, 66 % in a case where 98 % stayed. The 43 % that
 survived 60 MB on GB200 (k3opt design plan, 2026-09) fit the same rule.
 
-A dependent load waits behind the traffic of HBM only near its ceiling: on H200 an L2 hit takes 0.20 us beside a
-stream at 94 % of it, 0.52 at 100 %. Beyond, what has been asked for queues, and every L2 hit of others waits for a
-share of the queue: 0.53 us with 64 KiB in flight on each SM, 1.06 with 128 KiB, both 0.29 of the time by which the
-queue is longer than the 0.59 us that it takes to keep HBM busy. A ring that is filled early is such a queue.
+A dependent load waits behind the traffic of HBM only near its ceiling (``l2_queueing_utilisation``): on H200 an L2 hit
+takes 0.20 us beside a stream at 93 % of it, 0.52 at 100 %. Beyond, what has been asked for queues, and every L2 hit of
+others waits for a share of the queue (``l2_queue_share`` of the time by which it is longer than ``l2_free_queue_s``). A
+ring that is filled early is such a queue.
 """
 
 from __future__ import annotations
@@ -28,9 +31,6 @@ from k3sim.sim.machine import Machine
 from k3sim.sim.timeline import Counter
 
 HBM, L2 = "hbm", "l2"
-QUEUEING_UTILISATION = 0.93  # of HBM, below which an L2 hit does not queue: H200, calibrate/probes.py, 2026-11
-QUEUE_SHARE = 0.287  # of the queue's time that an L2 hit waits, and the queue that costs nothing: H200, 2026-11
-FREE_QUEUE_PS = 590_000
 SPENT = ""  # lines in L2 whose data no later read wants
 
 
@@ -49,6 +49,7 @@ class StreamLimit:
     hbm_bytes_per_us: int
     l2_bytes_per_us: int
     queue_bytes: int = 0  # that it asks for at once
+    share: int = 1  # its bytes in flight: its part of HBM and of L2's port where they are full
 
 
 class L2Residency:
@@ -120,6 +121,9 @@ class Memory:
         # A block goes on when its slowest line is there, and that lies in the far partition.
         self._idle_latency_ps = picoseconds(machine.l2_far_latency_s)
         self._loaded_latency_ps = picoseconds(machine.l2_loaded_latency_s)
+        self._free_queue_ps = picoseconds(machine.l2_free_queue_s)
+        # What a written byte takes of HBM, in read ones: a copy is one of each.
+        self._write_cost = 2 * machine.hbm_read_bytes_per_s / machine.hbm_copy_bytes_per_s - 1
 
     def limit(
         self, num_blocks: int, resident_blocks: int, bytes_in_flight_per_block: int, *, queues: bool = False
@@ -128,13 +132,26 @@ class Memory:
         sms = min(num_blocks, int(self._machine.num_sms))
         in_flight = resident_blocks * bytes_in_flight_per_block
         hbm = min(self._machine.hbm_rate_for(in_flight), sms * self._machine.hbm_bytes_per_s_per_sm)
+        hbm = min(hbm, self._machine.hbm_read_bytes_per_s * self._machine.even_share(num_blocks))
         return StreamLimit(
-            bytes_per_us(hbm), bytes_per_us(sms * self._machine.l2_bytes_per_s_per_sm), in_flight if queues else 0
+            bytes_per_us(hbm),
+            bytes_per_us(sms * self._machine.l2_bytes_per_s_per_sm),
+            in_flight if queues else 0,
+            max(1, in_flight),
         )
+
+    def prefetch_limit(self, num_blocks: int, bytes_in_flight_per_block: int) -> StreamLimit:
+        """What blocks that issue bulk prefetches, one on an SM, bring into L2: the issue bounds them, no ring."""
+        rate = min(
+            self._machine.hbm_rate_for(num_blocks * bytes_in_flight_per_block),
+            num_blocks * self._machine.prefetch_bytes_per_s_per_sm,
+        )
+        return StreamLimit(bytes_per_us(rate), bytes_per_us(rate), 0, num_blocks * bytes_in_flight_per_block)
 
     def latency_ps(self) -> int:
         """Round trip of a block's dependent load to L2 now; it queues behind HBM traffic near the ceiling."""
-        share = max(0.0, self._ports.utilisation(HBM) - QUEUEING_UTILISATION) / (1.0 - QUEUEING_UTILISATION)
+        free = self._machine.l2_queueing_utilisation
+        share = max(0.0, self._ports.utilisation(HBM) - free) / (1.0 - free)
         loaded_ps = round(self._idle_latency_ps + share * (self._loaded_latency_ps - self._idle_latency_ps))
         return max(loaded_ps, self._idle_latency_ps + self.queueing_ps())
 
@@ -144,7 +161,7 @@ class Memory:
         if not queued_bytes:
             return 0
         queue_ps = queued_bytes * 1_000_000 // bytes_per_us(self._machine.hbm_read_bytes_per_s)
-        return round(QUEUE_SHARE * max(0, queue_ps - FREE_QUEUE_PS))
+        return round(self._machine.l2_queue_share * max(0, queue_ps - self._free_queue_ps))
 
     def split(self, region: str, num_bytes: int) -> tuple[int, int]:
         """Of the next ``num_bytes`` of a region: bytes from HBM and bytes from L2."""
@@ -170,13 +187,16 @@ class Memory:
         else:
             self.l2.touch(region, from_l2, spent=True)
             self.l2.insert(SPENT, from_hbm)
-        hbm_done = self._ports.transfer(from_hbm, {HBM: 1, L2: 1}, limit.hbm_bytes_per_us, limit.queue_bytes)
-        l2_done = self._ports.transfer(from_l2, {L2: 1}, limit.l2_bytes_per_us)
+        hbm_done = self._ports.transfer(
+            from_hbm, {HBM: 1, L2: 1}, limit.hbm_bytes_per_us, limit.queue_bytes, limit.share
+        )
+        l2_done = self._ports.transfer(from_l2, {L2: 1}, limit.l2_bytes_per_us, share=limit.share)
         return hbm_done, l2_done, from_hbm, from_l2
 
     def write(self, num_bytes: int, limit: StreamLimit) -> simpy.Event:
         """Write back state or cache rows."""
-        return self._ports.transfer(num_bytes, {HBM: 1, L2: 1}, limit.hbm_bytes_per_us)
+        cost = round(num_bytes * self._write_cost)
+        return self._ports.transfer(cost, {HBM: 1, L2: 1}, limit.hbm_bytes_per_us, share=limit.share)
 
     def prefetch(self, region: str, num_bytes: int, limit: StreamLimit) -> simpy.events.Process:
         """Bring a region into L2 in the background until done or until a kernel reads it itself.
@@ -193,7 +213,7 @@ class Memory:
             if left <= 0:
                 break
             chunk = min(left, self.PREFETCH_CHUNK_BYTES)
-            yield self._ports.transfer(chunk, {HBM: 1, L2: 1}, limit.hbm_bytes_per_us)
+            yield self._ports.transfer(chunk, {HBM: 1, L2: 1}, limit.hbm_bytes_per_us, share=limit.share)
             self.l2.insert(region, chunk)
             fetched += chunk
         return fetched

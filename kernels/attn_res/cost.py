@@ -98,7 +98,9 @@ def consume(weights: Sequence[Weight], *, rows: int, hidden: int, slots: int) ->
 ROW_BLOCKS = 4  # of the project's own kernels, which split a row over a cluster
 
 
-def _row_cluster(*, rows: int, hidden: int, num_snapshots: int, loaded_rows: int, num_barriers: int) -> Work:
+def _row_cluster(
+    *, rows: int, hidden: int, num_snapshots: int, loaded_rows: int, num_barriers: int, registers: int
+) -> Work:
     row_bytes = hidden * BF16_BYTES
     return Work(
         num_blocks=ROW_BLOCKS * rows,
@@ -106,6 +108,7 @@ def _row_cluster(*, rows: int, hidden: int, num_snapshots: int, loaded_rows: int
         smem_bytes_per_block=8 * 1024,
         bytes_in_flight_per_block=32 * 1024,
         max_blocks_per_sm=4,
+        registers_per_thread=registers,
         passes=(
             Pass(
                 num_dependent_loads=1,
@@ -129,9 +132,13 @@ def _row_cluster(*, rows: int, hidden: int, num_snapshots: int, loaded_rows: int
 
 def combine(weights: Sequence[Weight], *, rows: int, hidden: int, sources: int) -> Work:
     """``single_block`` as the project runs it: four blocks a row, logits and then the norm over their cluster."""
-    return _row_cluster(rows=rows, hidden=hidden, num_snapshots=sources - 1, loaded_rows=2, num_barriers=2)
+    return _row_cluster(
+        rows=rows, hidden=hidden, num_snapshots=sources - 1, loaded_rows=2, num_barriers=2, registers=128
+    )
 
 
 def snapshot_part(weights: Sequence[Weight], *, rows: int, hidden: int, sources: int) -> Work:
     """The snapshots' share of one call site: four blocks a row."""
-    return _row_cluster(rows=rows, hidden=hidden, num_snapshots=sources - 1, loaded_rows=0, num_barriers=1)
+    return _row_cluster(
+        rows=rows, hidden=hidden, num_snapshots=sources - 1, loaded_rows=0, num_barriers=1, registers=80
+    )

@@ -15,7 +15,7 @@ TOKENS_PER_BLOCK = 64  # one tile of keys: at 8k context 128 blocks run
 MAX_SPLITS = 128  # beyond it a block walks several tiles
 LIFT_BLOCKS = 48
 # As it was measured: ptxas had moved the wait in front of the loads of W_UV (machine code of 2026-11-29).
-LIFT_BEFORE_WAIT = False
+LIFT_BEFORE_WAIT = True
 HEAD_TILE = 16  # tensor-core rows that heads are padded to
 
 
@@ -157,9 +157,11 @@ def _clusters(*, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora
     )
     # Each block of a cluster adds up an eighth of the dimensions of all eight, and leaves it in the workspace; a
     # counter, and the last block of a slice merges the clusters.
-    add_up = Pass(num_block_reductions=1)
+    merges = clusters > 1
+    add_up = Pass(
+        num_block_reductions=1, barrier=Barrier.LAST if merges else Barrier.NONE, num_barriers=1 if merges else 0
+    )
     merge = Pass(
-        num_dependent_loads=3,  # fence, counter, data
         input_bytes_per_block=clusters * HEAD_TILE * (kv_lora_rank // CLUSTER + 2) * 4,
         num_block_reductions=1,
     )
@@ -171,7 +173,7 @@ def _clusters(*, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora
         max_blocks_per_sm=1,
         registers_per_thread=168,
         queues=True,
-        passes=(attend, add_up, merge) if clusters > 1 else (attend, add_up),
+        passes=(attend, add_up, merge) if merges else (attend, add_up),
     )
 
 
@@ -242,6 +244,7 @@ def lift_gate(weights: Sequence[Weight], *, rows: int, kv_lora_rank: int) -> Wor
         smem_bytes_per_block=1024,
         bytes_in_flight_per_block=8 * kv_lora_rank * 2,
         max_blocks_per_sm=8,
+        registers_per_thread=48 if rows <= 8 else 56,
         passes=(
             Pass(
                 num_dependent_loads=1,

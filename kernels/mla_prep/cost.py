@@ -23,7 +23,8 @@ def fused(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int
         threads_per_block=256,
         smem_bytes_per_block=48 * 1024,
         bytes_in_flight_per_block=48 * 1024,
-        max_blocks_per_sm=2,
+        max_blocks_per_sm=1,
+        registers_per_thread=208,
         passes=(
             Pass(
                 num_dependent_loads=1,

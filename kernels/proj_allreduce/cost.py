@@ -18,7 +18,7 @@ from k3sim.model.program import Weight
 TILE = 16  # outputs of a block of ``produce_whole``
 CLUSTER_BLOCKS = 8
 # As it was measured: ptxas had moved the wait in front of the loads of the weights (machine code of 2026-11-29).
-WEIGHTS_BEFORE_WAIT = False
+WEIGHTS_BEFORE_WAIT = True
 MAX_BLOCKS_K = 12  # 32-wide blocks along K whose weights a thread holds
 
 

@@ -54,6 +54,7 @@ def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:
         smem_bytes_per_block=15 * 1024,
         bytes_in_flight_per_block=8 * 1024,
         max_blocks_per_sm=4,
+        registers_per_thread=32,
         passes=(
             Pass(num_dependent_loads=1, input_bytes_per_block=latent * FP32_BYTES // 2, num_block_reductions=4),
         ),

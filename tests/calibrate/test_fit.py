@@ -15,11 +15,11 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from k3sim.calibrate import probes
 from k3sim.calibrate.fit import (
     READINGS,
     Calibration,
     Fitted,
+    Reader,
     base_of,
     fit,
     kept_share,
@@ -28,11 +28,12 @@ from k3sim.calibrate.fit import (
 )
 from k3sim.calibrate.kernel_fit import Shape, fit_kernels
 from k3sim.calibrate.own_kernels import Link, bf16, chain_us
+from k3sim.calibrate.probes import recorder
 from k3sim.calibrate.samples import read_samples
 from k3sim.errors import UserError
 from k3sim.sim.machine import Machine, load_machine, looped_back, machine_of, profile_path
 
-DATA = Path(probes.__file__).parent / "data"
+DATA = Path(recorder.__file__).parents[1] / "data"
 NOISE = 0.003  # of a planted reading, relative
 Document = dict[str, Any]
 Case = dict[str, Any]
@@ -48,13 +49,18 @@ def values_of(found: Calibration) -> dict[str, Fitted]:
 
 
 def stored() -> Document:
+    """The shipped samples with their summaries alone, which a test may change without changing every repetition."""
     document: Document = json.loads((DATA / "h200-primitives.json").read_text(encoding="utf-8"))
+    for case in document["cases"]:
+        for reading in case["readings"].values():
+            reading.pop("samples", None)
+    assert document["thinned"]
     return document
 
 
 def refitted(tmp_path: Path, document: Document, base: str = "h200", seed: int = 0) -> Calibration:
     path = tmp_path / "samples.json"
-    path.write_text(json.dumps({**document, "checksum": probes.checksum(document)}), encoding="utf-8")
+    path.write_text(json.dumps({**document, "checksum": recorder.checksum(document)}), encoding="utf-8")
     return fit(read_samples(path), load_machine(base), seed)
 
 
@@ -81,7 +87,7 @@ def test_a_refit_of_the_stored_samples_is_the_shipped_profile_bit_for_bit() -> N
 
 def test_every_value_that_probes_read_is_from_them() -> None:
     h200 = load_machine("h200")
-    from_probes = {name for name, one in h200.provenance.items() if one.source == "k3sim calibrate/probes.py"}
+    from_probes = {name for name, one in h200.provenance.items() if one.source == "k3sim calibrate/probes"}
     assert from_probes == set(values_of(shipped()))
     assert {one.field for one in READINGS} < from_probes
     kinds = {h200.provenance[name].kind for name in from_probes}
@@ -115,7 +121,7 @@ def test_no_unstable_sample_is_among_the_cases() -> None:
 
 def test_a_case_left_out_is_predicted_by_the_others() -> None:
     errors = {one.field: one.left_out_error for one in shipped().fitted}
-    assert errors["hbm_read_bytes_per_s"] == pytest.approx(0.001, abs=0.001)
+    assert errors["hbm_read_bytes_per_s"] == pytest.approx(0.0034, abs=0.001)
     assert errors["hbm_in_flight_curve"] == pytest.approx(0.043, abs=0.01)
     assert errors["hbm_latency_s"] is None  # one case
 
@@ -172,11 +178,120 @@ def test_planted_values_come_back_from_noisy_samples(tmp_path: Path) -> None:
         assert curves[1][at] / curves[0][at] == pytest.approx(PLANTED["hbm rates"], rel=0.01)
 
 
+PLANTED_READINGS = {
+    # field: probe, quantity (or None for all), factor
+    "hbm_copy_bytes_per_s": ("hbm_copy", "moved_rate", 0.81),
+    "early_launch_s": ("residency", "first_entry_after_start", 1.6),
+    "last_block_s": ("last_block_barrier", "arrival_to_loaded", 1.3),
+    "block_refill_s": ("residency", "entry_after_sm", 1.4),
+    "fp4_weights_per_clock_per_sm": ("mxfp4_rate", "weights_per_clock", 1.7),
+    "loopback_visibility_s": ("looped_back_push", "one_way", 1.5),
+    "loopback_slot_s": ("looped_back_push", "one_way", 1.5),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED_READINGS)
+def test_each_new_reading_moves_its_value_and_no_other(tmp_path: Path, name: str) -> None:
+    probe, quantity, factor = PLANTED_READINGS[name]
+
+    def planted(case: Case, what: str, unit: str) -> float:
+        return factor if (case["probe"], what) == (probe, quantity) else 1.0
+
+    before, after = values_of(shipped()), values_of(refitted(tmp_path, scaled(stored(), planted)))
+    assert after[name].value / before[name].value == pytest.approx(factor, rel=0.04)
+    assert after[name].low <= after[name].value <= after[name].high
+    moved = {one for one, (where, what, _) in PLANTED_READINGS.items() if (where, what) == (probe, quantity)}
+    for other in PLANTED_READINGS.keys() - moved:
+        assert after[other].value == pytest.approx(before[other].value, rel=0.03), other
+
+
+def planted_medians(document: Document, probe: str, quantity: str, value: Callable[[Document], float | None]) -> None:
+    """Set both runs of a quantity to ``value`` of the case's parameters, but for noise; cases of None stay."""
+    noise = random.Random(probe)
+    for case in document["cases"]:
+        if case["probe"] == probe and quantity in case["readings"]:
+            planted = value(case["parameters"])
+            if planted is not None:
+                for run in case["readings"][quantity]["runs"]:
+                    run[:3] = [planted * (1 + noise.uniform(-NOISE, NOISE))] * 3
+
+
+def test_a_planted_queue_comes_back(tmp_path: Path) -> None:
+    """L2 hits that wait 0.44 of what a queue is longer than 0.9 us."""
+    document = stored()
+    read = Reader(shipped().file)
+    rate = read.one("loads_beside_stream", "stream_rate", stream_bytes_in_flight_per_sm=131072)
+    idle = read.one("loads_beside_stream", "mean_in_l2", stream_bytes_in_flight_per_sm=0)
+
+    def cycles(parameters: Document) -> float | None:
+        queue_s = parameters["stream_bytes_in_flight_per_sm"] * 130 / rate
+        return (idle + 0.44 * (queue_s - 0.9e-6)) * read.clock_hz if queue_s > 0.9e-6 else None
+
+    planted_medians(document, "loads_beside_stream", "mean_in_l2", cycles)
+    after = values_of(refitted(tmp_path, document))
+    assert after["l2_queue_share"].value == pytest.approx(0.44, rel=0.03)
+    assert after["l2_free_queue_s"].value == pytest.approx(0.9e-6, rel=0.03)
+    assert {after[name].how for name in ("l2_queue_share", "l2_free_queue_s")} == {"joint"}
+
+
+def test_a_queue_that_does_not_grow_is_not_guessed(tmp_path: Path) -> None:
+    document = stored()
+    planted_medians(document, "loads_beside_stream", "mean_in_l2", lambda parameters: 700.0)
+    found = refitted(tmp_path, document)
+    assert "does not grow with the queue" in found.undetermined["l2_queue_share"]
+    assert "does not grow with the queue" in found.undetermined["l2_free_queue_s"]
+
+
+def test_a_planted_utilisation_comes_back(tmp_path: Path) -> None:
+    document = stored()
+    shares = {32768: 0.86, 131072: 1.0}
+    planted_medians(
+        document, "loads_beside_stream", "stream_rate",
+        lambda parameters: 4e12 * shares.get(parameters["stream_bytes_in_flight_per_sm"], 0.95),
+    )  # fmt: skip
+    assert values_of(refitted(tmp_path, document))["l2_queueing_utilisation"].value == pytest.approx(0.86, abs=0.011)
+
+
+def test_a_planted_prefetch_rate_comes_back(tmp_path: Path) -> None:
+    """Eight SMs at 150 GB/s each, of whose lines nine in ten are seen."""
+    document = stored()
+    planted_medians(
+        document, "prefetch_arrival", "in_l2",
+        lambda parameters: min(0.9, 0.9 * 8 * 150e9 * (parameters["after_us"] - 0.4) * 1e-6 / parameters["bytes"])
+        if parameters["streaming_blocks"] == 0 and parameters["issuing_blocks"] == 8 else None,
+    )  # fmt: skip
+    for case in document["cases"]:
+        if case["probe"] == "prefetch_arrival" and case["parameters"]["after_us"] > 4:
+            for run in case["readings"]["in_l2"]["runs"]:
+                run[:3] = [0.9] * 3
+    one = values_of(refitted(tmp_path, document))["prefetch_bytes_per_s_per_sm"]
+    assert one.value == pytest.approx(150e9, rel=0.03)
+
+
+def test_a_planted_loss_of_uneven_grids_comes_back(tmp_path: Path) -> None:
+    """96 of 132 SMs: 60 blocks share 30 pairs, which loses 15/16 of the most that can be lost."""
+    document = stored()
+    whole = Reader(shipped().file).one("hbm_bulk_in_flight", "read_rate", bytes_in_flight_per_sm=131072, stages=8)
+    planted_medians(
+        document, "hbm_bulk_by_sms", "read_rate",
+        lambda parameters: whole * (1 - 0.15 * 15 / 16) if parameters["blocks"] == 96 else None,
+    )  # fmt: skip
+    assert values_of(refitted(tmp_path, document))["hbm_uneven_loss"].value == pytest.approx(0.15, rel=0.06)
+
+
+def test_a_planted_fork_comes_back(tmp_path: Path) -> None:
+    document = stored()
+    for probe in ("graph_join", "graph_fork_join"):
+        planted_medians(document, probe, "fork_same_stream", lambda parameters: 0.70)
+        planted_medians(document, probe, "fork_other_stream", lambda parameters: 0.95)
+    assert values_of(refitted(tmp_path, document))["fork_s"].value == pytest.approx(0.25e-6, rel=0.05)
+
+
 def test_a_clock_at_another_rate_moves_what_is_read_in_cycles(tmp_path: Path) -> None:
     document = scaled(stored(), lambda case, quantity, unit: 0.5 if unit == "Hz" else 1.0)
     after = values_of(refitted(tmp_path, document))
     assert after["sm_clock_hz"].value == pytest.approx(0.99e9, rel=0.005)
-    assert after["hbm_latency_s"].value == pytest.approx(2 * 3.4e-7, rel=0.01)
+    assert after["hbm_latency_s"].value == pytest.approx(2 * 3.43e-7, rel=0.01)
     assert after["grid_barrier_s"].value == pytest.approx(9.26e-7, rel=0.01)  # read in microseconds
 
 
@@ -203,7 +318,7 @@ def test_shares_of_all_or_nothing_do_not_fix_a_capacity(tmp_path: Path) -> None:
                 run[:3] = [float(round(run[0]))] * 3
     found = refitted(tmp_path, document)
     assert "0 stable cases of l2_survival keep part of a region" in found.undetermined["l2_effective_bytes"]
-    assert found.profile("h200")["values"]["l2_effective_bytes"]["value"] == 40894464  # as the base has it
+    assert found.profile("h200")["values"]["l2_effective_bytes"]["value"] == 41943040  # as the base has it
 
 
 # -- what cannot be used ---------------------------------------------------------------------------------------------
@@ -218,7 +333,7 @@ def test_an_unstable_case_leaves_its_value_undetermined(tmp_path: Path) -> None:
     found = refitted(tmp_path, document)
     assert found.undetermined["hbm_latency_s"] == "no stable sample of hbm_latency_s"
     assert "hbm_latency_s" not in values_of(found)
-    assert found.profile("h200")["values"]["hbm_latency_s"]["value"] == 3.4e-7
+    assert found.profile("h200")["values"]["hbm_latency_s"]["value"] == 3.43e-7
     assert any("hbm_chase region_mib=1024" in one.label for one, _ in found.file.refused)
 
 
@@ -227,7 +342,7 @@ def test_a_clock_that_drifted_leaves_all_cycles_undetermined(tmp_path: Path) -> 
     document["cases"][0]["readings"]["sm_clock"]["runs"][1][:3] = [1.755e9] * 3
     undetermined = refitted(tmp_path, document).undetermined
     for field in ("sm_clock_hz", "hbm_latency_s", "l2_near_latency_s", "counter_handoff_s", "kernel_entry_s"):
-        assert "clocks sm_clock: its runs are 2.25e+08 Hz apart" in undetermined[field], field
+        assert "clocks sm_clock: its runs are 2.245e+08 Hz apart" in undetermined[field], field
     assert "hbm_read_bytes_per_s" not in undetermined
 
 
@@ -326,7 +441,8 @@ def test_kernels_give_planted_values_and_say_which_they_do_not_depend_on() -> No
     assert setup.low is not None and setup.high is not None and setup.low < 2.4e-6 < setup.high
     assert not setup.profile_value_inside
     assert (decode.determined, decode.reason) == (False, "the times do not depend on it")
-    assert (decode.low, decode.high, decode.value) == (None, None, h200.fp4_weights_per_clock_per_sm)
+    assert (decode.low, decode.high) == (None, None)
+    assert decode.value == pytest.approx(h200.fp4_weights_per_clock_per_sm)
     assert found.singular_values[-1] == 0.0 < found.singular_values[1]
     assert max(map(abs, found.residuals.values())) < 0.01
     assert max(map(abs, found.left_out_errors.values())) < 0.03

@@ -12,7 +12,7 @@ import pytest
 from k3sim.calibrate import link_fit, link_probes
 from k3sim.calibrate.fit import Calibration
 from k3sim.calibrate.link_fit import LINK_READINGS, fit_links, link_profile
-from k3sim.calibrate.probes import checksum
+from k3sim.calibrate.probes.recorder import checksum
 from k3sim.calibrate.samples import read_samples
 from k3sim.errors import UserError
 from k3sim.sim.machine import load_machine, machine_of, standing_in

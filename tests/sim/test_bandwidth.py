@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import pytest
@@ -23,6 +23,7 @@ class Wanted:
     num_bytes: int
     weights: Mapping[str, int]
     cap: int
+    share: int = 1
 
 
 def run(capacities: Mapping[str, int], wanted: Sequence[Wanted]) -> tuple[list[int], dict[str, Counter]]:
@@ -47,7 +48,7 @@ def rates_at_once(capacities: Mapping[str, int], wanted: Sequence[Wanted]) -> li
     env = simpy.Environment(initial_time=0)
     ports = SharedBandwidth(env, capacities)
     for what in wanted:
-        ports.transfer(10**12, what.weights, what.cap)
+        ports.transfer(10**12, what.weights, what.cap, share=what.share)
     env.run(until=1)
     return [transfer.rate for transfer in ports._transfers]
 
@@ -194,6 +195,31 @@ def test_rates_are_max_min_fair(capacities: dict[str, int], wanted: list[Wanted]
             capacities[name] - used[name] < sum(other.weights.get(name, 0) for other in wanted)
             and all(
                 other_rate <= rate for other_rate, other in zip(rates, wanted, strict=True) if name in other.weights
+            )
+            for name in what.weights
+        ), (rates, what)
+
+
+@settings(max_examples=200, deadline=None)
+@given(CAPACITIES, TRANSFERS, st.lists(st.integers(1, 50), min_size=8, max_size=8))
+def test_rates_are_fair_for_shares(capacities: dict[str, int], wanted: list[Wanted], shares: list[int]) -> None:
+    wanted = [replace(one, share=share) for one, share in zip(wanted, shares, strict=False)]
+    rates = rates_at_once(capacities, wanted)
+    used = {
+        name: sum(rate * what.weights.get(name, 0) for rate, what in zip(rates, wanted, strict=True))
+        for name in RESOURCES
+    }
+    for rate, what in zip(rates, wanted, strict=True):
+        assert 1 <= rate <= what.cap
+        if rate == what.cap:
+            continue
+        # As above, by rate over share; a whole rate is less than one below its share.
+        assert any(
+            capacities[name] - used[name] < sum(other.weights.get(name, 0) for other in wanted)
+            and all(
+                other_rate * what.share <= (rate + 1) * other.share
+                for other_rate, other in zip(rates, wanted, strict=True)
+                if name in other.weights and other_rate > 1
             )
             for name in what.weights
         ), (rates, what)

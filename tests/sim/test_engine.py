@@ -11,6 +11,7 @@ import pytest
 from tiny import PS, TINY, call, kernel, reads, simulate, spans, stream, work
 
 from k3sim.kernels.work import Barrier, Pass, ReadKind, Unit
+from k3sim.sim.machine import looped_back
 from k3sim.sim.skew import Paces, Skew
 from k3sim.sim.timeline import Phase, Timeline
 from k3sim.sim.waits import Part, critical_path, waits_ps
@@ -95,11 +96,21 @@ def test_early_reads_go_no_further_than_the_pipeline_is_deep(monkeypatch: Patch)
     # With 5000 bytes in flight b draws 0.5 bytes a picosecond, and 5000 of its 6000 bytes come ahead.
     timeline = simulate(monkeypatch, works, [call(0, "a", trigger="start"), call(1, "b", launch="pdl")], num_ranks=1)
     # a: 1000 bytes by 2100, 5000 more beside b's 5000 by 12100, and the 14000 that are left by 26100.
-    assert kernel(timeline, "a").end_ps == 26_100
+    assert kernel(timeline, "a").end_ps == 26_101  # half of what is there, rounded down to a byte per microsecond
     assert spans(kernel(timeline, "b"))[-2:] == [
-        ("weights", 26_600, 27_600),
-        ("bytes in flight", 27_600, 28_600),
+        ("weights", 26_601, 27_601),
+        ("bytes in flight", 27_601, 28_601),
     ]
+
+
+def test_early_reads_go_no_further_than_a_kernel_asks_before_its_wait(monkeypatch: Patch) -> None:
+    careful = work(Pass(reads=(reads(6000, early=True),)), bytes_in_flight_per_block=1000, early_bytes_per_block=200)
+    works = {"a": stream(20_000), "b": careful}
+    timeline = simulate(monkeypatch, works, [call(0, "a", trigger="start"), call(1, "b", launch="pdl")], num_ranks=1)
+    # 2000 of 6000 bytes come ahead; 4000 are asked for behind the release, at the rate of all bytes in flight.
+    ended_ps = kernel(timeline, "a").end_ps
+    assert ended_ps == 1100 + 22_000
+    assert kernel(timeline, "b").end_ps == ended_ps + 500 + 4000
 
 
 def test_a_pdl_kernel_that_does_not_fit_beside_its_producer_starts_after_it(monkeypatch: Patch) -> None:
@@ -184,14 +195,69 @@ def test_a_pass_of_few_blocks_draws_what_its_own_sms_can(monkeypatch: Patch) -> 
     assert kernel(timeline, "a").end_ps == 1100 + 5000
 
 
-def test_two_streams_share_hbm_max_min(monkeypatch: Patch) -> None:
+def test_two_streams_share_hbm_by_their_bytes_in_flight(monkeypatch: Patch) -> None:
     shallow = work(Pass(reads=(reads(1000),)), bytes_in_flight_per_block=250)
     works = {"a": stream(3000), "b": shallow}
     timeline = simulate(monkeypatch, works, [call(0, "a"), call(1, "b", stream="aux")], num_ranks=1)
-    # b is capped at 0.25, a takes the 0.75 that are left, not a half: both are through at 5100.
-    assert kernel(timeline, "a").end_ps == 5100
-    assert kernel(timeline, "b").end_ps == 5100
-    assert spans(kernel(timeline, "a"))[2:] == [("weights", 1100, 5100)]
+    # a has 10,000 bytes in flight and b 2500: four fifths against one. b alone would draw 0.25.
+    assert kernel(timeline, "a").end_ps == 4850
+    # b has 250 bytes left and draws 0.25 now.
+    assert kernel(timeline, "b").end_ps == 5850
+    assert spans(kernel(timeline, "a"))[2:] == [("weights", 1100, 4850)]
+
+
+def test_a_launch_that_waits_for_room_is_ready_when_there_is_some(monkeypatch: Patch) -> None:
+    machine = replace(TINY, early_launch_s=800 * PS, block_refill_s=300 * PS, kernel_entry_s=50 * PS)
+    large = work(Pass(reads=(reads(3000),)), smem_bytes_per_block=600)
+    calls = [call(0, "a", trigger="start"), call(1, "b", launch="pdl")]
+    timeline = simulate(monkeypatch, {"a": large, "b": large}, calls, machine, num_ranks=1)
+    assert kernel(timeline, "a").end_ps == 4150
+    # Launched long ago: a block starts 300 after its SM is free, and its producer's flush of 500 is over at 4650.
+    assert spans(kernel(timeline, "b"))[:3] == [
+        ("sm slots", 1050, 4150),
+        ("launch", 4150, 4500),
+        ("release", 4500, 4650),
+    ]
+
+
+def test_blocks_that_find_room_later_draw_what_they_have_in_flight_themselves(monkeypatch: Patch) -> None:
+    machine = replace(TINY, hbm_in_flight_curve=((100.0, 1e12),))
+    # Nine SMs have no room left beside a; of b one block starts, and the other nine when a has gone.
+    first = work(Pass(reads=(reads(3000),)), num_blocks=9, threads_per_block=300, registers_per_thread=112,
+                 bytes_in_flight_per_block=1000, max_blocks_per_sm=1)  # fmt: skip
+    second = work(Pass(reads=(reads(1000, early=True),)), num_blocks=10, threads_per_block=300,
+                  registers_per_thread=110, bytes_in_flight_per_block=100, max_blocks_per_sm=1)  # fmt: skip
+    calls = [call(0, "a", trigger="start"), call(1, "b", launch="pdl")]
+    timeline = simulate(monkeypatch, {"a": first, "b": second}, calls, machine, num_ranks=1)
+    # 900 bytes are asked for at the end of a, come from 100 later on, and nine blocks draw 0.9 a picosecond.
+    assert kernel(timeline, "b").end_ps == kernel(timeline, "a").end_ps + 100 + 1000
+
+
+def test_a_trigger_takes_its_own_time_to_let_a_kernel_in(monkeypatch: Patch) -> None:
+    machine = replace(TINY, early_launch_s=1700 * PS)
+    works = {"a": stream(3000), "b": stream(100)}
+    timeline = simulate(
+        monkeypatch, works, [call(0, "a", trigger="start"), call(1, "b", launch="pdl")], machine, num_ranks=1
+    )
+    assert spans(kernel(timeline, "b"))[0] == ("launch", 1000, 2700)
+
+
+def test_the_second_node_behind_one_starts_a_fork_later(monkeypatch: Patch) -> None:
+    machine = replace(TINY, fork_s=70 * PS)
+    works = {name: stream(100) for name in "abc"}
+    calls = [call(0, "a"), call(1, "b"), call(2, "c", stream="aux", after=(0,))]
+    timeline = simulate(monkeypatch, works, calls, machine, num_ranks=1)
+    begun = {stage: spans(kernel(timeline, stage))[1][1] for stage in "bc"}
+    assert sorted(begun.values()) == [1200 + 500, 1200 + 570]
+
+
+def test_a_push_into_the_own_memory_is_seen_slot_by_slot(monkeypatch: Patch) -> None:
+    own = looped_back(TINY)
+    timeline = simulate(monkeypatch, PUSH, PUSH_CALLS, own, num_ranks=4)
+    waited = [one for one in kernel(timeline, "b").spans if one.phase is Phase.POLL]
+    other = simulate(monkeypatch, PUSH, PUSH_CALLS, replace(own, slot_visibility_s=0.0), num_ranks=4)
+    assert kernel(timeline, "b").end_ps - kernel(other, "b").end_ps == 5  # one slot beyond the first
+    assert waited
 
 
 def test_state_is_told_from_weights_and_a_short_wait_for_the_input_hides_behind_both(monkeypatch: Patch) -> None:
@@ -214,6 +280,14 @@ def test_an_input_that_takes_longer_than_the_stream_shows_and_holds_the_arithmet
         ("latency", 1700, 1900),
         ("compute", 1900, 1950),
     ]
+
+
+def test_the_last_slot_of_a_ring_is_multiplied_when_its_bytes_are_there(monkeypatch: Patch) -> None:
+    # Two slots of 50 bytes in each of ten blocks: 500 of the 1000 bytes come last, and half of the 40 for 400 flops.
+    ringed = work(Pass(reads=(reads(1000),), flops=400.0), num_blocks=10, bytes_in_flight_per_block=100, ring_slots=2)
+    machine = replace(TINY, hbm_in_flight_curve=((100.0, 1e12),))
+    timeline = simulate(monkeypatch, {"a": ringed}, [call(0, "a")], machine, num_ranks=1)
+    assert spans(kernel(timeline, "a"))[2:] == [("weights", 1100, 2100), ("compute", 2100, 2120)]
 
 
 def test_addresses_that_must_be_looked_up_come_before_the_stream(monkeypatch: Patch) -> None:
@@ -273,7 +347,9 @@ def test_fp4_weights_enter_the_tensor_core_at_a_rate_of_their_own(monkeypatch: P
     assert spans(kernel(timeline, "a"))[1:] == [("latency", 1000, 1100), ("compute", 1100, 1400)]
 
 
-@pytest.mark.parametrize(("barrier", "reduce_ps"), [(Barrier.NONE, 0), (Barrier.CLUSTER, 60), (Barrier.GRID, 90)])
+@pytest.mark.parametrize(
+    ("barrier", "reduce_ps"), [(Barrier.NONE, 0), (Barrier.CLUSTER, 60), (Barrier.GRID, 90), (Barrier.LAST, 105)]
+)
 def test_barriers_by_kind(monkeypatch: Patch, barrier: Barrier, reduce_ps: int) -> None:
     ending = work(Pass(num_block_reductions=2, barrier=barrier, num_barriers=3))
     timeline = simulate(monkeypatch, {"a": ending}, [call(0, "a")], num_ranks=1)

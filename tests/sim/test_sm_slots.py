@@ -123,7 +123,7 @@ HOPPER = replace(
 
 
 def placed(sms: SmSlots, **shape: int) -> Placement:
-    one = replace(work(NOTHING, max_blocks_per_sm=8), **shape)
+    one = replace(work(NOTHING, max_blocks_per_sm=8, driver_carve_out=True), **shape)
     return sms.place(one, sms.footprint(one))
 
 
@@ -145,6 +145,35 @@ def test_a_small_block_joins_an_sm_that_was_carved_out_for_more() -> None:
     assert small.whole.triggered
 
 
+def test_the_carve_out_is_for_as_many_blocks_as_fit_by_threads() -> None:
+    """As probed on an H200 (``residency``): 64 KB find no room beside 8 KB, and 128 KB find room beside 48 KB."""
+    for first, second, beside in ((8, 64, False), (8, 200, False), (48, 128, True), (200, 8, True)):
+        sms = SmSlots(simpy.Environment(), HOPPER)
+        placed(sms, num_blocks=4, threads_per_block=256, registers_per_thread=32, smem_bytes_per_block=1024 * first)
+        other = placed(
+            sms, num_blocks=4, threads_per_block=256, registers_per_thread=32, smem_bytes_per_block=1024 * second
+        )
+        assert other.whole.triggered is beside, (first, second)
+
+
+def test_a_kernel_alone_always_finds_room_for_its_wave() -> None:
+    for smem in (0, 1, 1000, 8 * 1024, 16 * 1024, 33 * 1024, 100 * 1024, 227 * 1024):
+        for threads, registers in ((64, 32), (128, 168), (256, 128), (448, 48), (544, 96)):
+            sms = SmSlots(simpy.Environment(), HOPPER)
+            alone = placed(
+                sms, num_blocks=99, threads_per_block=threads, registers_per_thread=registers, smem_bytes_per_block=smem
+            )
+            assert alone.missing == 0, (smem, threads, registers)
+
+
+def test_a_kernel_that_wants_all_of_an_sm_as_shared_memory_leaves_the_rest_to_others() -> None:
+    sms = SmSlots(simpy.Environment(), HOPPER)
+    small = work(NOTHING, num_blocks=4, threads_per_block=128, registers_per_thread=64, smem_bytes_per_block=2048)
+    sms.place(small, sms.footprint(small))
+    large = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
+    assert large.whole.triggered
+
+
 def test_registers_keep_a_block_out() -> None:
     sms = SmSlots(simpy.Environment(), HOPPER)
     first = placed(sms, num_blocks=3, threads_per_block=256, registers_per_thread=184, smem_bytes_per_block=2048)
@@ -152,6 +181,24 @@ def test_registers_keep_a_block_out() -> None:
     assert first.whole.triggered
     # 18,432 of 65,536 registers are left beside the first, too few for 21,504; the fourth SM takes three.
     assert second.on == {3: 3} and second.missing == 1
+
+
+def test_a_carve_out_of_others_does_not_hold_a_kernel_back_for_good() -> None:
+    sms = SmSlots(simpy.Environment(), HOPPER)
+    small = placed(sms, num_blocks=4, threads_per_block=128, registers_per_thread=48, smem_bytes_per_block=512)
+    large = placed(sms, num_blocks=28, threads_per_block=128, registers_per_thread=72, smem_bytes_per_block=3000)
+    assert len(large.on) == 4 and large.missing > 0  # one block beside each small one
+    sms.leave(small)
+    assert large.whole.triggered
+
+
+def test_a_stream_that_waits_for_room_does_not_hold_another_one_up() -> None:
+    sms = SmSlots(simpy.Environment(), HOPPER)
+    placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
+    placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
+    one = work(NOTHING, num_blocks=1, threads_per_block=128, registers_per_thread=32, smem_bytes_per_block=1024)
+    assert sms.place(one, sms.footprint(one), "aux").whole.triggered
+    assert not sms.place(one, sms.footprint(one)).whole.triggered
 
 
 def test_blocks_start_in_the_order_of_launch() -> None:

@@ -1,0 +1,143 @@
+"""Bulk prefetches into L2: how fast they are issued, and when their bytes are there."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from k3sim.calibrate.probes.gpu import BLOCK_BYTES, Gpu
+from k3sim.calibrate.probes.recorder import Recorder
+
+SOURCE = r"""
+DEV void bulk_prefetch(const char* p, u32 size) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(p), "r"(size) : "memory");
+}
+KERNEL prefetch_issue(const char* src, int size, int count, u64* stamps) {
+  if (threadIdx.x) return;
+  const char* p = src + (u64)blockIdx.x * count * size;
+  u64 t0 = clk();
+  for (int i = 0; i < count; ++i) bulk_prefetch(p + (u64)i * size, size);
+  stamps[blockIdx.x] = clk() - t0;
+}
+
+// One block on each SM. From a common start on, the first `issuers` blocks ask for their shares of `bytes`, the last
+// `streamers` stream; the others, and the issuers when they have asked, load lines of the region after `delay` ns.
+KERNEL prefetch_arrival(const char* region, u64 bytes, int size, int issuers, const char* other, u64 span, int chunk,
+                        int streamers, int delay, u32* lat, int steps, u64* begin_at, u32* counter, u32 seed) {
+  if (threadIdx.x) return;
+  if (blockIdx.x == 0) {
+    while (load_acquire(counter) < gridDim.x - 1);
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" :: "l"(begin_at), "l"(gtime() + 3000) : "memory");
+  } else {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(counter) : "memory");
+  }
+  u64 begin;
+  do asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(begin) : "l"(begin_at) : "memory"); while (!begin);
+  int first_streamer = (int)gridDim.x - streamers;
+  if ((int)blockIdx.x >= first_streamer) {
+    while (gtime() < begin - 2000);  // at its rate before the prefetch begins
+    stream_for(other, span, 2ull * (delay + 12000), chunk, 4, blockIdx.x - first_streamer, streamers);
+    return;
+  }
+  while (gtime() < begin);
+  for (u64 at = (u64)blockIdx.x * size; (int)blockIdx.x < issuers && at < bytes; at += (u64)issuers * size)
+    bulk_prefetch(region + at, size);
+  while (gtime() < begin + delay);
+  u32 r = seed ^ (blockIdx.x * 2654435761u);
+  for (int i = 0; i < steps; ++i) {
+    r = r * 1664525u + 1013904223u;
+    u64 line = ((u64)(r >> 8) * (bytes >> 7)) >> 24;
+    u64 a = clk();
+    depend(load((const u32*)(region + line * 128)));
+    lat[blockIdx.x * steps + i] = (u32)(clk() - a);
+  }
+}
+"""
+
+REGION = 8 << 20
+HIT_CYCLES = {0: 515, 32 * 1024: 640}  # below: a hit in L2, idle and beside a stream with so much in flight on each SM
+
+
+def prefetches(gpu: Gpu, recorder: Recorder) -> None:
+    """Cycles of one thread for each cp.async.bulk.prefetch.L2, and the share of 8 MiB that is in L2 some time after.
+
+    Isolates: issue is timed over 64 requests of one thread a block, cold and rotating through 2 GiB; arrival looks at
+    few single loads of one thread on each SM at a fixed time after a start that all blocks share. Could mislead: issue
+    blocks where the copy engine's queue is full, so at large sizes it is the rate of HBM; looking takes 0.3 to 0.8 us
+    and brings lines in, so a share is of up to so much later; a line on its way counts as not there; beside a stream
+    hits and misses overlap, 3 % of either on the other side; begin is exact to the 32 ns of the timer.
+    """
+    sms, stamps, lat = gpu.num_sms, gpu.zeros(4096), gpu.zeros(1 << 12, "int32")
+    turn = 0
+
+    def cold() -> Any:
+        """A region that was not read for 1.9 GB."""
+        nonlocal turn
+        turn += 1
+        return gpu.data[(turn % 240) * (REGION // 4) :]
+
+    def issue(kib: float, blocks: int) -> None:
+        size = int(kib * 1024)
+        count = min(64, REGION // (size * blocks))
+
+        def sampler() -> dict[str, tuple[str, Any]]:
+            readings = []
+            for _ in range(recorder.replays // 4):
+                gpu.launch("prefetch_issue", blocks, 32, (cold(), size, count, stamps))
+                readings.append(float(stamps[:blocks].float().mean().item()) / count)
+            return {"issue": ("cycle", readings)}
+
+        parameters = {"bytes_each": size, "blocks": blocks, "requests": count}
+        recorder.record("prefetch_issue", parameters, sampler)
+
+    for kib in (0.5, 2, 4, 16, 64):
+        issue(kib, 1)
+    for kib in (2, 16):
+        issue(kib, 8)
+    issue(2, sms)
+
+    begin, counter = gpu.zeros(2), gpu.zeros(4, "int32")
+    other, span = gpu.data[2**28 :], 2**30
+
+    def arrival(issuers: int, delay_us: float, in_flight: int) -> None:
+        streamers = 3 * sms // 4 if in_flight else 0
+        steps = 2 if not in_flight else 6
+        samplers = sms - streamers
+        chunk = in_flight // 4 or 4096
+        window = span // (chunk * max(1, streamers)) * chunk * max(1, streamers)
+
+        def sampler() -> dict[str, tuple[str, Any]]:
+            kept, loads = [], []
+            for _ in range(recorder.replays // 4):
+                begin.zero_()
+                counter.zero_()
+                # Regions of the first GiB; the other one is streamed.
+                region = gpu.data[(turn_of_arrival() % 120) * (REGION // 4) :]
+                args = (
+                    region, ctypes.c_uint64(REGION), 16384, issuers, other, ctypes.c_uint64(window), chunk, streamers,
+                    int(1000 * delay_us), lat, steps, begin, counter, 7919 * turn + 13,
+                )  # fmt: skip
+                gpu.launch("prefetch_arrival", sms, 32, args, smem=BLOCK_BYTES)
+                readings = lat[: samplers * steps].cpu().numpy()
+                kept.append(float((readings < HIT_CYCLES[in_flight]).mean()))
+                loads.append(readings)
+            return {"in_l2": ("1", kept), "load": ("cycle", loads)}
+
+        parameters = {
+            "issuing_blocks": issuers,
+            "bytes": REGION,
+            "bytes_each": 16384,
+            "after_us": delay_us,
+            "stream_bytes_in_flight_per_sm": in_flight,
+            "streaming_blocks": streamers,
+        }
+        recorder.record("prefetch_arrival", parameters, sampler)
+
+    def turn_of_arrival() -> int:
+        nonlocal turn
+        turn += 1
+        return turn
+
+    for issuers, in_flight in ((8, 0), (sms, 0), (8, 32 * 1024)):
+        for delay_us in (0.5, 1, 1.5, 2, 2.5, 3, 4, 6, 10, 16):
+            arrival(issuers, delay_us, in_flight)

@@ -1,0 +1,166 @@
+"""When a kernel that may start early finds room on an SM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from k3sim.calibrate.probes.clocks import Clocks
+from k3sim.calibrate.probes.gpu import Gpu
+from k3sim.calibrate.probes.recorder import Recorder
+
+SOURCE = r"""
+// Holds its SM for `spin` cycles, blocks of odd number for `late` more; lets a dependent start at once.
+DEV void occupy(u64* stamps, int spin, int late, int wait) {
+  u64 t0 = clk(), t1 = t0;
+  pdl_trigger();
+  if (wait) { pdl_wait(); t1 = clk(); }
+  u64 cycles = spin + (blockIdx.x & 1 ? late : 0);
+  while (clk() - t1 < cycles);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    u64 *s = stamps + 8 * blockIdx.x, t2 = clk();
+    s[0] = t0; s[1] = t1; s[2] = t2; s[3] = gtime(); s[4] = smid();
+  }
+}
+// Copies: what share of an SM's memory a kernel wants as shared memory is a setting of the kernel.
+KERNEL first_any(u64* s, int spin, int late, int wait) { occupy(s, spin, late, wait); }
+KERNEL first_full(u64* s, int spin, int late, int wait) { occupy(s, spin, late, wait); }
+KERNEL second_any(u64* s, int spin, int late, int wait) { occupy(s, spin, late, wait); }
+KERNEL second_full(u64* s, int spin, int late, int wait) { occupy(s, spin, late, wait); }
+// The same with 128 registers a thread held over the time.
+extern "C" __global__ void __launch_bounds__(512, 1) first_registers(u64* stamps, int spin, int late, int wait) {
+  u64 t0 = clk();
+  pdl_trigger();
+  u32 held[114];
+#pragma unroll
+  for (int i = 0; i < 114; ++i) asm volatile("mov.u32 %0, %%clock;" : "=r"(held[i]) :: "memory");
+  u64 cycles = spin + (blockIdx.x & 1 ? late : 0), sum = 0;
+  for (u64 t = t0; t - t0 < cycles; t = clk()) {  // every value changes in every round: none can be given up
+#pragma unroll
+    for (int i = 0; i < 114; ++i) held[i] = held[i] * 3 + (u32)t;
+  }
+#pragma unroll
+  for (int i = 0; i < 114; ++i) sum += held[i];
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    u64 *s = stamps + 8 * blockIdx.x, t2 = clk();
+    s[0] = t0; s[1] = t0; s[2] = t2; s[3] = gtime(); s[4] = smid(); s[5] = sum;
+  }
+}
+"""
+
+PAIRS = 8
+SPIN, LATE = 30_000, 20_000  # cycles: about 15 us, and 10 us more for every other block
+AFTER_WAIT = 2_000
+
+
+def residency(gpu: Gpu, recorder: Recorder) -> None:
+    """Entry of a kernel that is let in early, against what the kernel before it leaves of each SM.
+
+    The first kernel lets the second start at its own start, and holds its SMs for 15 us, every other block for 25.
+    ``share_beside``: blocks of the second that entered while a block of the first was on the same SM.
+    ``entry_after_sm``: from the end of the first's last block on an SM to the entry of the second's there (median;
+    negative: beside it). ``first_entry_after_start``, ``last_entry_after_end`` and ``resume_after_end`` are against
+    the first's last entry and last end; with no room, the last is the edge between the two kernels, launch and all.
+
+    Isolates: nothing is read or written, so what keeps a block out is shared memory, how the SM's memory was divided
+    for the kernel that is on it, threads or registers, one at a time. The division follows the carve-out that each
+    kernel prefers: the driver's choice or all of it (100). Could mislead: the driver's choice for a kernel depends on
+    its threads and shared memory, not known here; an SM is idle before each first kernel, in a step it may not be;
+    entry times compare two SMs' clocks on a timer of 32 ns; blocks of one SM compare on one clock.
+    """
+    import numpy
+
+    sms, most = gpu.num_sms, 2 * gpu.num_sms
+    width = 8 * most
+    stamps = gpu.zeros(2 * PAIRS * width)
+
+    def case(
+        smem: tuple[int, int],
+        carve_outs: tuple[bool, bool] = (False, False),
+        *,
+        blocks: tuple[int, int] = (sms, sms),
+        threads: tuple[int, int] = (256, 256),
+        registers: bool = False,
+        pdl: bool = True,
+    ) -> None:
+        first = "first_registers" if registers else ("first_any", "first_full")[carve_outs[0]]
+        second = ("second_any", "second_full")[carve_outs[1]]
+
+        def body() -> None:
+            for pair in range(PAIRS):
+                at = stamps[2 * pair * width :], stamps[(2 * pair + 1) * width :]
+                gpu.launch(
+                    first, blocks[0], threads[0], (at[0], SPIN, LATE, 0), smem=smem[0],
+                    carve_out=100 if carve_outs[0] else None,
+                )  # fmt: skip
+                gpu.launch(
+                    second, blocks[1], threads[1], (at[1], AFTER_WAIT, 0, int(pdl)), smem=smem[1], pdl=pdl,
+                    carve_out=100 if carve_outs[1] else None,
+                )  # fmt: skip
+
+        graph = gpu.graph(body)
+
+        def sampler() -> dict[str, tuple[str, Any]]:
+            clocks = Clocks(gpu)
+            found: dict[str, list[float]] = {}
+
+            def add(quantity: str, value: Any) -> None:
+                found.setdefault(quantity, []).append(float(value))
+
+            gpu.replay(graph)
+            for _ in range(recorder.replays // 4):
+                gpu.replay(graph)
+                gpu.stream.synchronize()
+                rows = stamps.cpu().numpy().reshape(PAIRS, 2, most, 8)
+                one, two = rows[:, 0, : blocks[0]], rows[:, 1, : blocks[1]]
+                begun, ended = (clocks.us(one[..., n], one[..., 2], one[..., 3]) for n in (0, 2))
+                entered, resumed = (clocks.us(two[..., n], two[..., 2], two[..., 3]) for n in (0, 1))
+                beside, after = [], []
+                for pair in range(PAIRS):
+                    last = numpy.zeros(max(one[pair, :, 4].max(), two[pair, :, 4].max()) + 1, dtype=one.dtype)
+                    numpy.maximum.at(last, one[pair, :, 4], one[pair, :, 2])
+                    there = last[two[pair, :, 4]]
+                    gaps = (two[pair, :, 0] - there)[there > 0]  # on SMs that the first kernel was on
+                    beside.append((gaps < 0).sum() / blocks[1])
+                    after.append(numpy.median(gaps) / clocks.hz * 1e6 if gaps.size else 0.0)
+                add("share_beside", numpy.mean(beside))
+                add("entry_after_sm", numpy.mean(after))
+                add("first_entry_after_start", (entered.min(1) - begun.max(1)).mean())
+                add("last_entry_after_end", (entered.max(1) - ended.max(1)).mean())
+                add("resume_after_end", (resumed.min(1) - ended.max(1)).mean())
+            return {name: ("1" if name.startswith("share") else "us", values) for name, values in found.items()}
+
+        recorder.record(
+            "residency",
+            {
+                "shared_memory": list(smem),
+                "prefers_all_shared": list(carve_outs),
+                "blocks": list(blocks),
+                "threads": list(threads),
+                "registers_full": registers,
+                "pdl": pdl,
+            },
+            sampler,
+        )
+
+    large, small = 200 * 1024, 8 * 1024
+    case((0, 0))
+    case((large, large))
+    case((large, large), pdl=False)
+    for smem in ((small, large), (0, large), (large, small), (large, 0)):
+        case(smem)
+        case(smem, (True, True))
+    case((small, large), (True, False))
+    case((small, large), (False, True))
+    case((small, 64 * 1024))
+    case((small, 128 * 1024))
+    case((48 * 1024, 128 * 1024))
+    # Half of the SMs are free.
+    case((small, large), blocks=(sms // 2, sms))
+    case((small, large), (True, True), blocks=(sms // 2, sms))
+    case((large, large), blocks=(sms // 2, sms))
+    # No room by threads, and by registers.
+    case((0, 0), blocks=(2 * sms, sms), threads=(1024, 256))
+    case((0, 0), threads=(512, 256), registers=True)
+    case((0, large), threads=(512, 512), registers=True)
