@@ -79,18 +79,12 @@ class Work:
     max_blocks_per_sm: int  # register limit
     passes: tuple[Pass, ...]
     registers_per_thread: int = 0  # as allocated; 0 where they are not known, and then they take no room
-    early_bytes_per_block: int = 0  # most that is asked for before the dependency wait; 0: all bytes in flight
+    early_bytes_in_flight_per_block: int = 0  # at once on their way before the dependency wait; 0: the whole pipeline
     driver_carve_out: bool = False  # the driver divides the SM's memory, else all of it is wanted as shared memory
     ring_slots: int = 0  # of the load pipeline: the last slot's arithmetic begins when its bytes are there; 0: unknown
     queues: bool = False  # all bytes in flight are asked for at once, and others' trips to L2 wait behind them
     sent_bytes_per_peer: int = 0  # payload each peer receives
     prefetches: bool = False  # its reads only fill L2, for kernels that ask for the same regions later
-
-    @property
-    def ahead_bytes_per_block(self) -> int:
-        """What a block asks for before its dependency wait."""
-        in_flight = self.bytes_in_flight_per_block
-        return min(self.early_bytes_per_block, in_flight) if self.early_bytes_per_block else in_flight
 
     def read_bytes(self) -> int:
         """HBM bytes read when L2 holds nothing."""

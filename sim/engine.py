@@ -304,7 +304,7 @@ class _Engine:
         yield placement.whole
         room.rest = self.start_early(
             room, one, blocks=num_blocks - first_blocks,
-            skipped_bytes=first_blocks * room.work.ahead_bytes_per_block,
+            skipped_bytes=first_blocks * room.work.bytes_in_flight_per_block,
         )  # fmt: skip
         room.resident_blocks = num_blocks
         yield self.env.timeout(self.refill_ps + self.entry_ps)
@@ -417,15 +417,19 @@ class _Engine:
 
     # -- streams ----------------------------------------------------------------------------------------------
 
-    def limit(self, room: _Room, one: Pass, started: int | None = None) -> StreamLimit:
-        """What the blocks of a pass can draw, at the kernel's pace: those that are resident, or ``started`` of them."""
+    def limit(self, room: _Room, one: Pass, started: int | None = None, *, early: bool = False) -> StreamLimit:
+        """What the blocks of a pass can draw, at the kernel's pace: those that are resident, or ``started`` of them.
+
+        ``early``: before the kernel's wait, where it may have less on its way at once.
+        """
         blocks = one.num_blocks or room.work.num_blocks
         if started is not None:
             blocks = min(blocks, started)
         resident = min(blocks, room.resident_blocks if started is None else started)
-        limit = room.gpu.memory.limit(
-            blocks, resident, room.work.bytes_in_flight_per_block, queues=room.work.queues
-        )
+        in_flight = room.work.bytes_in_flight_per_block
+        if early and room.work.early_bytes_in_flight_per_block:
+            in_flight = min(in_flight, room.work.early_bytes_in_flight_per_block)
+        limit = room.gpu.memory.limit(blocks, resident, in_flight, queues=room.work.queues)
         if room.pace == 1.0:
             return limit
         return StreamLimit(
@@ -442,8 +446,8 @@ class _Engine:
 
         The first ``skipped_bytes`` are read by blocks that started before.
         """
-        gpu, limit = room.gpu, self.limit(room, one, blocks)
-        budget = (room.resident_blocks if blocks is None else blocks) * room.work.ahead_bytes_per_block
+        gpu, limit = room.gpu, self.limit(room, one, blocks, early=True)
+        budget = (room.resident_blocks if blocks is None else blocks) * room.work.bytes_in_flight_per_block
         reads = [read for read in one.reads if read.early and read.num_bytes]
         if not reads:
             return None

@@ -26,7 +26,8 @@ PUBLIC_BYTES_IN_FLIGHT = 48 * 1024
 # memory into tensor memory, and the pipeline's fill; a bf16 product has the last alone. From the same tables.
 BLOCK_SCALED_SETUPS = 3
 OWN_DOWN_BLOCKS = 112
-OWN_RING_BYTES = 4 * 30_464
+OWN_RING_SLOTS = 4
+OWN_RING_BYTES = OWN_RING_SLOTS * 30_464
 MAX_BLOCKS = 128  # a persistent launch that fits every machine listed; further tiles follow in the same block
 
 
@@ -129,6 +130,7 @@ def _own_launch(weight: Weight, num_blocks: int, rows: int, top_k: int, distinct
         threads_per_block=544,
         smem_bytes_per_block=OWN_RING_BYTES,
         bytes_in_flight_per_block=OWN_RING_BYTES,
+        ring_slots=OWN_RING_SLOTS,
         max_blocks_per_sm=1,
         registers_per_thread=80,
         queues=True,
@@ -136,9 +138,10 @@ def _own_launch(weight: Weight, num_blocks: int, rows: int, top_k: int, distinct
     )
 
 
-# Issue slots a weight of the kernel of this folder: of eight weights a lane, 11 integer instructions, their share of
-# an MMA, of a load from shared memory and of the scales (kernel.py).
-OWN_SLOTS_PER_WEIGHT = 1.75
+# Lanes that a weight keeps busy for a clock in the kernel of this folder: 16 warps multiply 47 weights a clock and SM
+# where 128 lanes issue (probe mxfp4_rate). Counted instructions are 1.75: 11 integer ones for eight weights, their share
+# of an MMA, of a load from shared memory and of the scales; the rest is waiting for one another's results.
+OWN_SLOTS_PER_WEIGHT = 2.7
 
 
 def persistent(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, width: int) -> Work:
@@ -169,6 +172,7 @@ def persistent(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_mil
         threads_per_block=544,
         smem_bytes_per_block=OWN_RING_BYTES + 8 * 1024,
         bytes_in_flight_per_block=OWN_RING_BYTES,
+        ring_slots=OWN_RING_SLOTS,
         max_blocks_per_sm=1,
         registers_per_thread=96,
         queues=True,

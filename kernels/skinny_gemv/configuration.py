@@ -144,13 +144,17 @@ class GemvConfiguration:
         return tiling.rows_per_stage * self.chunks_per_thread
 
     @property
+    def stage_bytes(self) -> int:
+        return self.slots_per_stage * 16 * self.threads
+
+    @property
     def ring_bytes(self) -> int:
-        return self.tiling.stages * self.slots_per_stage * 16 * self.threads
+        return self.tiling.stages * self.stage_bytes
 
     @property
     def early_stages(self) -> int:
         """Stages that are on their way at once before the dependency wait (``fma``)."""
-        return max(1, EARLY_BYTES // (self.slots_per_stage * 16 * self.threads))
+        return max(1, EARLY_BYTES // self.stage_bytes)
 
     @property
     def partial_bytes(self) -> int:

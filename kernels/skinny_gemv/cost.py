@@ -213,6 +213,7 @@ def _tiled(
         bytes_in_flight_per_block=min(
             int(config.ring_bytes * weights_share), -(-num_outputs * depth * BF16_BYTES // num_blocks)
         ),
+        early_bytes_in_flight_per_block=0 if config.is_mma else config.early_stages * config.stage_bytes,
         max_blocks_per_sm=2048 // config.threads,
         registers_per_thread=64 if config.is_mma else 48,
         queues=True,

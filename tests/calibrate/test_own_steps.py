@@ -37,7 +37,7 @@ def test_labels_tell_switch_sets_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "low", "high"), [("stock", -0.24, -0.11), ("fused", -0.25, -0.11)]
+    ("kind", "low", "high"), [("stock", -0.205, -0.045), ("fused", -0.18, -0.02)]
 )
 def test_errors_of_whole_steps_lie_in_their_band(kind: str, low: float, high: float) -> None:
     errors = {label: row.error for label, row in STEPS.items() if label.startswith(f"h200: {kind},")}
@@ -48,7 +48,7 @@ def test_errors_of_whole_steps_lie_in_their_band(kind: str, low: float, high: fl
 
 @pytest.mark.parametrize(
     ("switch", "low", "high"),
-    [("size-matched", 0.75, 0.92), ("welded", 1.03, 1.2), ("shared-routing", 0.80, 1.0)],
+    [("size-matched", 0.80, 0.92), ("welded", 0.74, 0.90), ("shared-routing", 0.84, 0.98)],
 )
 def test_what_a_switch_is_worth_is_predicted(switch: str, low: float, high: float) -> None:
     """Predicted over measured cost of leaving one out."""
@@ -64,13 +64,16 @@ def test_increments_add_up_to_the_step() -> None:
     assert predicted == pytest.approx(own_steps.predict_measured(document).step_us, rel=0.001)
 
 
-@pytest.mark.parametrize("stage", ["embed.push", "head.lm_head", "mla.attention"])
+@pytest.mark.parametrize(
+    "stage",
+    ["embed.push", "kda.decode", "kda.o_proj", "mla.attention", "attn_res.ffn", "moe.routing", "moe.experts", "head.lm_head"],
+)
 def test_stages_that_agree(stage: str) -> None:
     one = STAGES[stage]
     assert one.predicted_increment_us == pytest.approx(one.measured_increment_us, rel=0.25)
 
 
-@pytest.mark.parametrize(("operator", "case"), sorted(own_kernels.CHAINS))
+@pytest.mark.parametrize(("operator", "case"), sorted(own_kernels.CHAINS.keys() - own_kernels.OUTDATED))
 def test_every_chain_has_a_reading(operator: str, case: str) -> None:
     assert f"{operator} {case}" in KERNELS
 
@@ -82,13 +85,11 @@ def test_errors_of_single_kernels_lie_in_their_band() -> None:
 
 
 def test_chains_with_exchanges_lie_in_their_bands() -> None:
-    """Visibility is that of a probe. ``produce`` was measured when it read its weights after the wait."""
+    """Visibility is that of a probe."""
     for case, low, high in (
         ("unfused all_reduce, 16 slots of this GPU, 1 row", -0.13, -0.06),
-        ("proj_allreduce produce and consume, 16 slots of this GPU, 7168x768, 1 row", -0.41, -0.33),
-        ("proj_allreduce produce and consume, 8 slots of this GPU, 7168x1536, 1 row", -0.36, -0.27),
         ("router_topk push of 280x7168 and gather_topk, 16 shards looped back, 1 row", -0.06, 0.01),
-        ("proj_allreduce send, up and consume_gathered, 16 ranks looped back, 1 row", -0.10, 0.0),
+        ("proj_allreduce send, up and consume_gathered, 16 ranks looped back, 1 row", 0.05, 0.17),
     ):
         assert low <= KERNELS[case].error <= high, case
 
