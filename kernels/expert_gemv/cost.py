@@ -139,8 +139,8 @@ def _own_launch(weight: Weight, num_blocks: int, rows: int, top_k: int, distinct
 
 
 # Lanes that a weight keeps busy for a clock in the kernel of this folder: 16 warps multiply 47 weights a clock and SM
-# where 128 lanes issue (probe mxfp4_rate). Counted instructions are 1.75: 11 integer ones for eight weights, their share
-# of an MMA, of a load from shared memory and of the scales; the rest is waiting for one another's results.
+# where 128 lanes issue (probe mxfp4_rate). Counted instructions are 1.75: 11 integer ones for eight weights, their
+# share of an MMA, of a load from shared memory and of the scales; the rest is waiting for one another's results.
 OWN_SLOTS_PER_WEIGHT = 2.7
 
 

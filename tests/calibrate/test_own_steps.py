@@ -64,10 +64,13 @@ def test_increments_add_up_to_the_step() -> None:
     assert predicted == pytest.approx(own_steps.predict_measured(document).step_us, rel=0.001)
 
 
-@pytest.mark.parametrize(
-    "stage",
-    ["embed.push", "kda.decode", "kda.o_proj", "mla.attention", "attn_res.ffn", "moe.routing", "moe.experts", "head.lm_head"],
-)
+AGREE = (
+    "embed.push", "kda.decode", "kda.o_proj", "mla.attention", "attn_res.ffn", "moe.routing", "moe.experts",
+    "head.lm_head",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", AGREE)
 def test_stages_that_agree(stage: str) -> None:
     one = STAGES[stage]
     assert one.predicted_increment_us == pytest.approx(one.measured_increment_us, rel=0.25)
