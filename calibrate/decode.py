@@ -22,12 +22,13 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from k3sim.errors import UserError
 from k3sim.kernels.costs import work_of
+from k3sim.kernels.stamps import StampBuffer, StampedLaunch, collect
 from k3sim.model.architecture import Architecture, load_architecture
 from k3sim.model.layout import KV_DTYPE_BYTES, Layout, Workload, check_layout, check_workload
 from k3sim.model.own_rows import check_own
@@ -65,6 +66,7 @@ class DecodeOptions:
     seed: int = 0
     profile: bool = True
     loop_back: bool = False  # under torchrun, too, each rank by itself
+    stamps: bool = False  # kernels record when their blocks ran, which makes the step some per cent longer
 
     def command(self) -> str:
         """The command line that repeats it."""
@@ -76,7 +78,7 @@ class DecodeOptions:
             words += ["--kv-dtype", self.kv_dtype]
         words += [word for switch in self.with_switches for word in ("--with", switch)]
         words += [word for switch in self.without for word in ("--without", switch)]
-        words += ["--loop-back"] * self.loop_back
+        words += ["--loop-back"] * self.loop_back + ["--stamps"] * self.stamps
         return " ".join(words)
 
 
@@ -150,6 +152,7 @@ class Measured:
     num_launches: int = 0
     notes: tuple[str, ...] = field(default=())
     num_gpus: int = 1  # that exchange with one another; with fewer than ranks, each stands for several
+    stamped: tuple[StampedLaunch, ...] = ()  # of one replay, where kernels recorded their blocks
 
     @property
     def step_us(self) -> float:
@@ -206,6 +209,8 @@ class Measured:
             document["stages"] = stage_rows(self.timeline, facts)
             document["by_stage"] = by_stage(self.timeline)
             document["idle_us"] = idle_us(self.timeline)
+        if self.stamped:
+            document["stamps"] = [asdict(one) for one in self.stamped]
         return document
 
 
@@ -276,13 +281,15 @@ def decode(options: DecodeOptions) -> Measured:
     check_memory(
         case.architecture, case.layout, case.workload, case.path, max_tokens=case.max_tokens, free_bytes=free_bytes
     )
+    # Before the first kernel is compiled.
+    stamps = collect(f"cuda:{torch.cuda.current_device()}") if options.stamps else None
     rate, _ = read_rate()
     torch.cuda.empty_cache()
     started = time.perf_counter()
     weights = random_weights(
         case.program, case.architecture, case.layout, seed=options.seed, index=index, device=f"cuda:{index}"
     )
-    return measure(case, weights, rate, started=started)
+    return measure(case, weights, rate, started=started, stamps=stamps)
 
 
 def num_processes() -> int:
@@ -316,8 +323,18 @@ def join_processes() -> int:
     return index
 
 
-def measure(case: Case, weights: RankWeights, read_bytes_per_s: float, *, started: float | None = None) -> Measured:
-    """Measure a case on weights that are there; ``started``: when their making began."""
+def measure(
+    case: Case,
+    weights: RankWeights,
+    read_bytes_per_s: float,
+    *,
+    started: float | None = None,
+    stamps: StampBuffer | None = None,
+) -> Measured:
+    """Measure a case on weights that are there.
+
+    ``started``: when their making began. ``stamps``: where kernels record their blocks.
+    """
     import torch
 
     from k3sim.kernels.bench import environment
@@ -337,6 +354,13 @@ def measure(case: Case, weights: RankWeights, read_bytes_per_s: float, *, starte
     clear(rank, case.first_length)
     samples = time_replays(step, rank, case)
     timeline, num_launches, notes = None, 0, []
+    stamped: tuple[StampedLaunch, ...] = ()
+    if stamps is not None:
+        clear(rank, case.options.context)
+        stamps.clear()
+        step.replay()
+        stamped = tuple(stamps.launches())
+        notes.append("kernels that record stamps: the step is longer than without")
     if case.options.profile:
         clear(rank, case.options.context)
         try:
@@ -357,6 +381,7 @@ def measure(case: Case, weights: RankWeights, read_bytes_per_s: float, *, starte
         timeline=timeline,
         num_launches=num_launches,
         notes=tuple(notes),
+        stamped=stamped,
         num_gpus=exchanging_gpus(case.options),
     )
 
@@ -623,6 +648,8 @@ def run_table(options: DecodeOptions, file: Path, *, budget_s: float) -> int:
     Under torchrun the cases are those of ``link_cases``; the first process writes. No case begins once ``budget_s``
     have passed. Returns how many are left. Raises UserError as ``decode`` does.
     """
+    if options.stamps:
+        raise UserError("--stamps makes steps longer, and a table holds times; measure one step with it")
     require_gpu()
     import torch
 
@@ -723,6 +750,8 @@ def lines_of(measured: Measured) -> list[str]:
             for row in by_stage(measured.timeline)
         ]
         lines += part_lines(measured.to_dict())
+    if measured.stamped:
+        lines += stamp_lines(measured.stamped)
     return [*lines, *measured.notes]
 
 
@@ -736,6 +765,24 @@ def standing_lines(num_ranks: int, num_gpus: int) -> list[str]:
             f"pushes {num_ranks - num_ranks // num_gpus} cross NVLink and the others land in its own memory"
         ]
     return ["one GPU, its peers looped back: no push crosses a link"] if num_ranks > 1 else []
+
+
+def stamp_lines(stamped: Sequence[StampedLaunch]) -> list[str]:
+    """By kernel: from the first block's beginning to the last one's, from the last release to the last end, in all."""
+    of_kernel: dict[str, list[StampedLaunch]] = defaultdict(list)
+    for one in stamped:
+        of_kernel[one.kernel].append(one)
+    head = ("count", 7), ("blocks", 8), ("begin in", 10), ("released to end", 17), ("whole", 8)
+    lines = [f"{'stamps of blocks, medians in us':34}" + "".join(f"{word:>{width}}" for word, width in head)]
+    for kernel, launches in of_kernel.items():
+        begin_us = statistics.median(one.began_us[1] - one.began_us[0] for one in launches)
+        whole_us = statistics.median(one.ended_us[1] - one.began_us[0] for one in launches)
+        tails = [one.ended_us[1] - one.released_us[1] for one in launches if one.released_us is not None]
+        tail = f"{statistics.median(tails):.2f}" if tails else ""
+        lines.append(
+            f"{kernel:34}{len(launches):7}{launches[0].num_blocks:8}{begin_us:10.2f}{tail:>17}{whole_us:8.2f}"
+        )
+    return lines
 
 
 def part_lines(document: Mapping[str, Any]) -> list[str]:
@@ -773,6 +820,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kv-dtype", default=defaults.kv_dtype)
     parser.add_argument("--no-profile", dest="profile", action="store_false")
     parser.add_argument("--loop-back", action="store_true", help="under torchrun, too, each rank by itself")
+    parser.add_argument("--stamps", action="store_true", help="kernels record when each of their blocks ran")
     parser.add_argument("--table", default="", metavar="FILE", help="measure every case of the table into FILE")
     parser.add_argument("--budget-s", type=float, default=480.0, help="begin no case of the table after these seconds")
     parser.add_argument("--json", action="store_true")

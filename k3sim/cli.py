@@ -206,6 +206,9 @@ def decode(
     replays: Annotated[int, typer.Option(help="Replays of the captured step; every one is a sample.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
     profile: Annotated[bool, typer.Option(help="Also profile a step: start and end of every kernel.")] = True,
+    stamps: Annotated[
+        bool, typer.Option("--stamps", help="Kernels record when each of their blocks ran; makes the step longer.")
+    ] = False,
     out: Out = "k3sim-out",
     json_output: Json = False,
 ) -> None:
@@ -228,6 +231,7 @@ def decode(
         replays=replays,
         seed=seed,
         profile=profile,
+        stamps=stamps,
     )
     folder = writable_folder(out)
     measured = measure(options)

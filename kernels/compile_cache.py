@@ -63,6 +63,11 @@ def current_stream(like: torch.Tensor) -> Any:
     return CUstream(torch.cuda.current_stream(like.device).cuda_stream)
 
 
+def any_compiled() -> bool:
+    """Whether this process holds a compiled kernel."""
+    return bool(_compiled)
+
+
 def compiled(configuration: Hashable, build: Callable[[], Any]) -> Any:
     """The function for ``configuration`` (a frozen dataclass; its type is part of the key), built on first use.
 

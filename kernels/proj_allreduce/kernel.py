@@ -72,7 +72,7 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
-from k3sim.kernels import ptx
+from k3sim.kernels import ptx, stamps
 from k3sim.kernels.lamport import BUFFERS, CHUNK, CONTROL_ROWS, EMPTY, await_slots, sum_slots, turn_buffer
 
 MAX_BLOCKS_K = 12  # 32-wide blocks along K whose weights a thread holds
@@ -163,6 +163,7 @@ def _produce(
     sX = Int32(allocator.allocate(rows * configuration.x_stride, 128).toint())
     sSums = Int32(allocator.allocate(warps * tiles_n * 8 * TILE * 4, 128).toint())  # [warp, row, output] fp32
 
+    began = stamps.now()
     along = (warp * blocks_k * 32 + quad * 8) * 2
     gWeight = mWeight + (Int64(block) * TILE + group) * (2 * depth) + along
     weights = []
@@ -170,6 +171,7 @@ def _produce(
         weights.append((ptx.load_stream(gWeight + at * 64), ptx.load_stream(gWeight + 8 * 2 * depth + at * 64)))
     cute.arch.griddepcontrol_wait()
     cute.arch.griddepcontrol_launch_dependents()
+    released = stamps.now()
 
     row_chunks = depth // CHUNK
     for step in range_constexpr(-(-rows * row_chunks // threads)):
@@ -219,6 +221,9 @@ def _produce(
                         values[4 * at + i] = values[4 * at + i] + ptx.bits_as_float(words[i])
             packed = [ptx.without_negative_zero(ptx.pack_bf16(values[2 * i], values[2 * i + 1])) for i in range(4)]
             ptx.store_to_peer(gPeer + ((slot + row) * hidden + block * TILE + half * CHUNK) * 2, packed)
+    if const_expr(stamps.on()):  # noqa: SIM102 - one is of the build, the other of the thread
+        if tid == 0:
+            stamps.record(f"proj_allreduce.produce {hidden}x{depth}", block, began, released)
 
 
 def _warp_sum(value: Float32) -> Float32:
@@ -253,6 +258,7 @@ def _consume_row(
     allocator = cutlass.memory.SmemAllocator()
     sWarps = Int32(allocator.allocate(warps * 16, 16).toint())  # [warp, sum] fp32
     sBlocks = Int32(allocator.allocate(CLUSTER * 16, 16).toint())  # [block of the cluster, sum] fp32
+    began = stamps.now()
     ptx.cluster_arrive()  # answered before the first store to another block
     if const_expr(configuration.release_next):
         cute.arch.griddepcontrol_launch_dependents()
@@ -288,6 +294,7 @@ def _consume_row(
         gSlots = mReceived + buffer * buffer_bytes + at * 2
     rArrived = cute.make_rmem_tensor((slots * 4,), Uint32)
     await_slots(gSlots, rArrived, slots, slot_bytes, configuration.empty)
+    arrived = stamps.now()
     total = sum_slots(rArrived, slots)
     if const_expr(configuration.residual):
         total = [one + other for one, other in zip(total, residual, strict=True)]
@@ -350,6 +357,10 @@ def _consume_row(
             turn_buffer(mControl, buffer, before, rows, CLUSTER * rows)
     # Launches that wait for this one rely on everything before it, ``produce`` included.
     cute.arch.griddepcontrol_wait()
+    if const_expr(stamps.on()):  # noqa: SIM102 - one is of the build, the other of the thread
+        if tid == 0:  # released by what it polls for
+            name = "consume_gathered" if configuration.gathered else "consume"
+            stamps.record(f"proj_allreduce.{name}", row * CLUSTER + rank, began, arrived)
 
 
 @cute.kernel

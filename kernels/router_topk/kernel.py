@@ -47,7 +47,7 @@ from cuda.bindings.driver import CUstream
 from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32, const_expr, range_constexpr
 from cutlass.cute.arch.nvvm_wrappers import inline_ptx
 
-from k3sim.kernels import ptx
+from k3sim.kernels import ptx, stamps
 from k3sim.kernels.ordered_key import exchange_key, larger_key, load_key, ordered_key, store_key
 
 EXPERTS = 896
@@ -281,6 +281,7 @@ class GatherTopk:
         s_candidates = cute.arch.get_dyn_smem(Uint8, alignment=16).toint().to(Int32)
         experts, columns = EXPERTS // c.num_shards, LATENT // c.num_shards  # of one shard
         g_row = slots + Int64(row * ((experts + columns) * 4))
+        began = stamps.now()
         if const_expr(c.release_next):
             cute.arch.griddepcontrol_launch_dependents()
         if part == 0:
@@ -307,6 +308,9 @@ class GatherTopk:
         if const_expr(c.early):
             # Launches that wait for this one rely on everything before it.
             cute.arch.griddepcontrol_wait()
+        if const_expr(stamps.on()):  # noqa: SIM102 - one is of the build, the other of the thread
+            if tid == 0:
+                stamps.record("router_topk.gather", row * cute.arch.grid_dim()[0] + part, began)
 
 
 def compile_router(configuration: RouterConfiguration) -> Any:
