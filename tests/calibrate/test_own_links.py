@@ -118,7 +118,7 @@ def test_rates_are_below_the_nominal_one_and_a_hop_is_one_way_and_more() -> None
 
 @pytest.mark.parametrize(
     ("path", "rows", "low", "high"),
-    [("stock", (1, 2, 4, 8, 16), -0.19, -0.10), ("fused", (1, 2, 4, 8), -0.08, 0.03), ("fused", (16,), -0.15, -0.07)],
+    [("stock", (1, 2, 4, 8, 16), -0.21, -0.10), ("fused", (1, 2), -0.25, -0.15), ("fused", (4, 8, 16), -0.16, -0.07)],
 )
 def test_errors_of_steps_over_the_link_lie_in_their_band(
     path: str, rows: tuple[int, ...], low: float, high: float
@@ -130,9 +130,9 @@ def test_errors_of_steps_over_the_link_lie_in_their_band(
 
 @pytest.mark.parametrize(
     ("path", "exchanges", "measured_us", "low_us", "high_us"),
-    [("stock", 121, 96.2, -90.0, -20.0), ("fused", 160, 62.2, -10.0, 40.0)],
+    [("stock", 121, 96.2, 55.0, 95.0), ("fused", 160, 62.2, 70.0, 115.0)],
 )
-def test_what_the_link_adds_is_predicted_too_low(
+def test_what_the_link_adds_lies_in_its_band(
     path: str, exchanges: int, measured_us: float, low_us: float, high_us: float
 ) -> None:
     one = differences()[path]
@@ -144,11 +144,11 @@ def test_errors_of_exchanges_over_the_link_lie_in_their_band() -> None:
     assert len(kernels()) == 20
     for label, one in kernels().items():
         if label.startswith("all_reduce"):
-            assert -0.32 <= one.error <= -0.04, label
+            assert -0.19 <= one.error <= 0.06, label
         elif ", 1 row," in label:
-            assert -0.11 <= one.error <= 0.02, label
+            assert -0.34 <= one.error <= -0.18, label
         else:
-            assert -0.52 <= one.error <= -0.12, label
+            assert -0.52 <= one.error <= -0.30, label
 
 
 def test_one_row_of_a_welded_projection_meets_what_was_asked_of_it() -> None:
