@@ -186,7 +186,7 @@ class LinkGpu(Gpu):
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
         torch.zeros(1, device="cuda")  # makes the context
-        cubin = compile_probes(SOURCE + LINK_SOURCE, properties.major, properties.minor)
+        cubin = compile_probes(properties.major, properties.minor, SOURCE + LINK_SOURCE)
         self._module = self.call(driver.cuModuleLoadData(cubin))
         self._functions: dict[str, Any] = {}
         self.block = self.group.block(BLOCK_BYTES)
