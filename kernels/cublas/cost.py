@@ -67,5 +67,8 @@ def _work(one: Weight, *, rows: int, num_outputs: int, depth: int) -> Work:
         smem_bytes_per_block=STAGES * STAGE_DEPTH * (TILE_OUTPUTS + 8) * BF16_BYTES,
         bytes_in_flight_per_block=STAGES * STAGE_DEPTH * TILE_OUTPUTS * BF16_BYTES,
         max_blocks_per_sm=2,
+        # Not known, but so that two fit an SM and none beside a block of the experts: measured steps show products side
+        # by side, and none that begins while the experts' first launch holds the SMs (h200-decode-stock.json).
+        registers_per_thread=248,
         passes=(multiply, add_up) if splits else (multiply,),
     )
