@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-
 # Builds of every kernel for three architectures, and all that the pages say: workers that take whole files would
 # otherwise begin one of them when the others have nothing left.
 LONGEST_FILES = ("test_build.py", "test_documentation.py")
