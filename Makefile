@@ -24,7 +24,7 @@ timeline: $(VENV)/.base
 	$(BIN)/k3sim timeline --concurrency 1
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 kernel-tools: $(VENV)/.kernel-tools
 
