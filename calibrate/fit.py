@@ -752,6 +752,46 @@ def base_of(gpu: str, given: str | None = None) -> Machine:
     return load_machine(PROFILES[gpu])
 
 
+class Fitting:
+    """A fit under way: the values that one file has given so far, and why it gives no others."""
+
+    def __init__(self, file: SampleFile, base: Machine, seed: int) -> None:
+        self.file, self.base, self.seed = file, base, seed
+        self.read = Reader(file)
+        self.readers = [Reader(file, _drawer(seed, number)) for number in range(BOOTSTRAP_DRAWS)]
+        self.fitted: list[Fitted] = []
+        self.undetermined: dict[str, str] = {}
+
+    def keep(self, name: str, step: Callable[[], Fitted]) -> None:
+        """The value of ``step``, or the reason that samples do not determine it."""
+        try:
+            self.fitted.append(step())
+        except Undetermined as reason:
+            self.undetermined[name] = str(reason)
+        except KeyError as missing:
+            self.undetermined[name] = f"a case lacks the parameter {missing}"
+
+    def read_all(self, readings: Sequence[Reading]) -> None:
+        for reading in readings:
+            self.keep(reading.field, partial(_direct, reading, self.read, self.readers))
+
+    def value_of(self, name: str) -> Any:
+        """A value fitted so far, or that of the profile that the fit starts from."""
+        return next((one.value for one in self.fitted if one.field == name), getattr(self.base, name))
+
+    def finished(self, otherwise: str) -> Calibration:
+        """The calibration; ``otherwise`` says why values stay that no step was about."""
+        known = {one.field for one in self.fitted} | self.undetermined.keys()
+        rest = {one.name: otherwise for one in fields(Machine) if one.metadata and one.name not in known}
+        return Calibration(
+            file=self.file,
+            base=self.base,
+            fitted=tuple(self.fitted),
+            undetermined=self.undetermined | rest,
+            seed=self.seed,
+        )
+
+
 def fit(file: SampleFile, base: Machine, seed: int = 0) -> Calibration:
     """All values that the samples of one file of probes determine. Needs scipy.
 
@@ -760,31 +800,15 @@ def fit(file: SampleFile, base: Machine, seed: int = 0) -> Calibration:
     if file.kind != "primitives":
         raise UserError(f"samples {file.path} are of {file.kind}; accepted for a fit are those of 'k3sim calibrate'")
     require_scipy()
-    readers = [Reader(file, _drawer(seed, number)) for number in range(BOOTSTRAP_DRAWS)]
-    read = Reader(file)
-    fitted: list[Fitted] = []
-    undetermined: dict[str, str] = {}
-
-    def keep(name: str, step: Callable[[], Fitted]) -> None:
-        try:
-            fitted.append(step())
-        except Undetermined as reason:
-            undetermined[name] = str(reason)
-        except KeyError as missing:
-            undetermined[name] = f"a case lacks the parameter {missing}"
-
-    for reading in READINGS:
-        keep(reading.field, partial(_direct, reading, read, readers))
-    ceiling = _value_of(fitted, base, "hbm_read_bytes_per_s")
-    keep("hbm_in_flight_curve", partial(_curve, read, readers, ceiling))
-    rate = _value_of(fitted, base, "l2_read_bytes_per_s")
-    keep("l2_effective_bytes", partial(_l2_size, read, readers, rate))
-    fitted += [_reported("num_sms", file.num_sms), _reported("l2_capacity_bytes", file.l2_bytes)]
-    known = {one.field for one in fitted} | undetermined.keys()
-    for one in fields(Machine):
-        if one.metadata and one.name not in known:
-            undetermined[one.name] = "no probe reads it"
-    return Calibration(file=file, base=base, fitted=tuple(fitted), undetermined=undetermined, seed=seed)
+    under_way = Fitting(file, base, seed)
+    under_way.read_all(READINGS)
+    read, readers = under_way.read, under_way.readers
+    ceiling = under_way.value_of("hbm_read_bytes_per_s")
+    under_way.keep("hbm_in_flight_curve", partial(_curve, read, readers, ceiling))
+    rate = under_way.value_of("l2_read_bytes_per_s")
+    under_way.keep("l2_effective_bytes", partial(_l2_size, read, readers, rate))
+    under_way.fitted += [_reported("num_sms", file.num_sms), _reported("l2_capacity_bytes", file.l2_bytes)]
+    return under_way.finished("no probe reads it")
 
 
 def labels_read(file: SampleFile) -> set[str]:
@@ -808,10 +832,6 @@ def require_scipy() -> None:
         import scipy.optimize  # noqa: F401
     except ImportError:
         raise UserError("fitting needs scipy: pip install 'k3sim[calibrate]'") from None
-
-
-def _value_of(fitted: Sequence[Fitted], base: Machine, name: str) -> Any:
-    return next((one.value for one in fitted if one.field == name), getattr(base, name))
 
 
 def _drawer(seed: int, number: int) -> Callable[[Sample], float]:

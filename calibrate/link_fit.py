@@ -15,21 +15,17 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.fit import (
-    BOOTSTRAP_DRAWS,
     Calibration,
-    Fitted,
+    Fitting,
     Reader,
     Reading,
     Statement,
     Undetermined,
-    _direct,
-    _drawer,
     base_of,
     profile_text,
 )
@@ -158,24 +154,9 @@ def fit_links(file: SampleFile, base: Machine, seed: int = 0) -> Calibration:
     """All values of NVLink that the samples determine. Raises UserError where the file is not of ``link_probes.py``."""
     if file.kind != "primitives" or not is_of_links(file):
         raise UserError(f"samples {file.path} are not of links; accepted are those of {SOURCE.split()[1]}")
-    read = Reader(file)
-    readers = [Reader(file, _drawer(seed, number)) for number in range(BOOTSTRAP_DRAWS)]
-    fitted: list[Fitted] = []
-    undetermined: dict[str, str] = {}
-
-    def keep(name: str, step: Callable[[], Fitted]) -> None:
-        try:
-            fitted.append(step())
-        except Undetermined as reason:
-            undetermined[name] = str(reason)
-        except KeyError as missing:
-            undetermined[name] = f"a case lacks the parameter {missing}"
-
-    for reading in LINK_READINGS:
-        keep(reading.field, partial(_direct, reading, read, readers))
-    known = {one.field for one in fitted} | undetermined.keys()
-    undetermined |= {name: "no probe of links reads it" for name in base.provenance if name not in known}
-    return Calibration(file=file, base=base, fitted=tuple(fitted), undetermined=undetermined, seed=seed)
+    under_way = Fitting(file, base, seed)
+    under_way.read_all(LINK_READINGS)
+    return under_way.finished("no probe of links reads it")
 
 
 def link_profile(found: Calibration, name: str) -> dict[str, Any]:
