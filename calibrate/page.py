@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from k3sim.sim.html_report import CONTENT_POLICY, ERROR_HOOK, STYLE
+from k3sim.sim.html_report import html_document
 from k3sim.sim.whole_file import write_whole_file
 
 COLOURS = {"probe": "#7a8794", "kernel": "#1f5fa8", "step": "#c2571a"}
@@ -40,8 +39,6 @@ def write_calibration_page(
 
 
 def page(fit: Mapping[str, Any] | None, check: Mapping[str, Any] | None) -> str:
-    from plotly.offline import get_plotlyjs
-
     figures: dict[str, Any] = {}
     sections: list[str] = []
     if fit is not None:
@@ -52,30 +49,7 @@ def page(fit: Mapping[str, Any] | None, check: Mapping[str, Any] | None) -> str:
         figures["errors"] = error_figure(check["cases"])
         sections += _check_sections(check)
     title = f"Calibration of {(fit or check or {}).get('machine', '')}"
-    # "<" as an escape: no text in the data can end the script element.
-    data = json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">
-<link rel="icon" href="data:,">
-<title>{escape(title)}</title>
-<style>{STYLE}</style>
-<script>{ERROR_HOOK}</script>
-<script>{get_plotlyjs()}</script>
-</head>
-<body>
-<main>
-<h1>{escape(title)}</h1>
-{"".join(sections)}
-</main>
-<script type="application/json" id="figures">{data}</script>
-<script>{DRAW}</script>
-</body>
-</html>
-"""
+    return html_document(title, f"<h1>{escape(title)}</h1>\n{''.join(sections)}", figures, DRAW)
 
 
 def residual_figure(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -138,28 +112,37 @@ def against_figure(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     "marker": {"color": colour, "size": 7},
                     "x": [one["measured_us"] for one in of_kind],
                     "y": [one["predicted_us"] for one in of_kind],
-                    "error_y": {
-                        "type": "data",
-                        "symmetric": False,
-                        "array": [max(0.0, one["high_us"] - one["predicted_us"]) for one in of_kind],
-                        "arrayminus": [max(0.0, one["predicted_us"] - one["low_us"]) for one in of_kind],
-                        "color": colour,
-                        "thickness": 1,
-                        "width": 2,
-                    },
+                    "error_y": interval_bars(
+                        [(one["low_us"], one["predicted_us"], one["high_us"]) for one in of_kind], colour
+                    ),
                     "text": [one["case"] for one in of_kind],
                     "hovertemplate": "%{text}<br>measured %{x:,.4g} us<br>predicted %{y:,.4g} us<extra></extra>",
                 }
             )
+    return {"data": traces, "layout": parity_layout("measured", 560)}
+
+
+def interval_bars(values: Sequence[tuple[float, float, float]], colour: str) -> dict[str, Any]:
+    """Error bars of points at the middle of each (low, value, high)."""
     return {
-        "data": traces,
-        "layout": {
-            **LAYOUT,
-            "margin": {**LAYOUT["margin"], "l": 70},
-            "height": 560,
-            "xaxis": {**GRID, "type": "log", "title": {"text": "measured, us"}},
-            "yaxis": {**GRID, "type": "log", "title": {"text": "predicted, us"}},
-        },
+        "type": "data",
+        "symmetric": False,
+        "array": [max(0.0, high - value) for _, value, high in values],
+        "arrayminus": [max(0.0, value - low) for low, value, _ in values],
+        "color": colour,
+        "thickness": 1,
+        "width": 2,
+    }
+
+
+def parity_layout(against: str, height: int) -> dict[str, Any]:
+    """Layout of predictions over what they are held against, both in microseconds on logarithmic axes."""
+    return {
+        **LAYOUT,
+        "margin": {**LAYOUT["margin"], "l": 70},
+        "height": height,
+        "xaxis": {**GRID, "type": "log", "title": {"text": f"{against}, us"}},
+        "yaxis": {**GRID, "type": "log", "title": {"text": "predicted, us"}},
     }
 
 

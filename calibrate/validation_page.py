@@ -5,16 +5,16 @@ A parity plot, every row with its interval, the optimisation ladders step by ste
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from html import escape
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.claims import JudgedClaim
-from k3sim.calibrate.page import DRAW, GRID, LAYOUT, html_table
+from k3sim.calibrate.page import DRAW, GRID, LAYOUT, html_table, interval_bars, parity_layout
 from k3sim.calibrate.validate import Validated, Validation, groups, summary
-from k3sim.sim.html_report import CONTENT_POLICY, ERROR_HOOK, STYLE
+from k3sim.sim.html_report import html_document
 from k3sim.sim.whole_file import write_whole_file
 
 TITLE = "Published results beside predictions"
@@ -28,36 +28,11 @@ def write_validation_page(path: Path, found: Validation, claims: Sequence[Judged
 
 
 def page(found: Validation, claims: Sequence[JudgedClaim]) -> str:
-    from plotly.offline import get_plotlyjs
-
     figures: dict[str, Any] = {"parity": parity_figure(found.rows)} if found.rows else {}
     for number, (_, steps) in enumerate(found.ladders):
         figures[f"ladder{number}"] = ladder_figure(steps)
-    # "<" as an escape: no text in the data can end the script element.
-    data = json.dumps(figures, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     sections = "".join([*_rows(found), *_ladders(found), *_claims(claims)])
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">
-<link rel="icon" href="data:,">
-<title>{TITLE}</title>
-<style>{STYLE}</style>
-<script>{ERROR_HOOK}</script>
-<script>{get_plotlyjs()}</script>
-</head>
-<body>
-<main>
-<h1>{TITLE}</h1>
-{sections}
-</main>
-<script type="application/json" id="figures">{data}</script>
-<script>{DRAW}</script>
-</body>
-</html>
-"""
+    return html_document(TITLE, f"<h1>{TITLE}</h1>\n{sections}", figures, DRAW)
 
 
 def parity_figure(rows: Sequence[Validated]) -> dict[str, Any]:
@@ -84,7 +59,7 @@ def parity_figure(rows: Sequence[Validated]) -> dict[str, Any]:
     ]
     machines = sorted({row.evidence.hardware for row in rows})
     symbols = {"step": "circle", "stage": "diamond", "kernel": "square"}
-    for colour, machine in zip(COLOURS, machines, strict=False):
+    for colour, machine in zip(cycle(COLOURS), machines, strict=False):
         for kind, symbol in symbols.items():
             of = [one for one in points if one[0].evidence.hardware == machine and one[0].evidence.kind == kind]
             if not of:
@@ -102,29 +77,14 @@ def parity_figure(rows: Sequence[Validated]) -> dict[str, Any]:
                     },
                     "x": [x for _, x, _ in of],
                     "y": [y for _, _, y in of],
-                    "error_y": {
-                        "type": "data",
-                        "symmetric": False,
-                        "array": [max(0.0, high - y) for (_, high), (_, _, y) in zip(bounds, of, strict=True)],
-                        "arrayminus": [max(0.0, y - low) for (low, _), (_, _, y) in zip(bounds, of, strict=True)],
-                        "color": colour,
-                        "thickness": 1,
-                        "width": 2,
-                    },
+                    "error_y": interval_bars(
+                        [(low, y, high) for (low, high), (_, _, y) in zip(bounds, of, strict=True)], colour
+                    ),
                     "text": [f"{row.evidence.engine}: {row.evidence.title}" for row, _, _ in of],
                     "hovertemplate": "%{text}<br>published %{x:,.4g} us<br>predicted %{y:,.4g} us<extra></extra>",
                 }
             )
-    return {
-        "data": traces,
-        "layout": {
-            **LAYOUT,
-            "margin": {**LAYOUT["margin"], "l": 70},
-            "height": 620,
-            "xaxis": {**GRID, "type": "log", "title": {"text": "published, us"}},
-            "yaxis": {**GRID, "type": "log", "title": {"text": "predicted, us"}},
-        },
-    }
+    return {"data": traces, "layout": parity_layout("published", 620)}
 
 
 def ladder_figure(steps: Sequence[Any]) -> dict[str, Any]:

@@ -134,9 +134,6 @@ def write_html_report(report: Mapping[str, Any], timelines: Mapping[str, Timelin
 
 
 def _page(report: Mapping[str, Any], timelines: Mapping[str, Timeline]) -> str:
-    # Imported here: only this function needs plotly, and only its JavaScript.
-    from plotly.offline import get_plotlyjs
-
     figures = _figures(report, timelines)
     sections = (
         _headline(report),
@@ -147,10 +144,20 @@ def _page(report: Mapping[str, Any], timelines: Mapping[str, Timeline]) -> str:
         _critical_path(report),
         _footer(report),
     )
+    title = f"{report.get('model', 'Decode step')} on {report.get('machine', '')}"
+    return html_document(title, "".join(sections), figures, DRAW)
+
+
+def html_document(title: str, body: str, figures: Mapping[str, Any], draw: str) -> str:
+    """A whole page that opens without a network: plotly, ``body`` (HTML), figures as JSON, ``draw`` (JavaScript).
+
+    ``draw`` finds the figures in the element of that name, and sets ``data-drawn`` and ``data-errors`` of the body.
+    """
+    # Imported here: only pages need plotly, and only its JavaScript.
+    from plotly.offline import get_plotlyjs
+
     # "<" as an escape: no text in the data can end the script element.
-    data = json.dumps(figures, separators=(",", ":"), ensure_ascii=True, allow_nan=False).replace(
-        "<", "\\u003c"
-    )
+    data = json.dumps(figures, separators=(",", ":"), ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -158,17 +165,17 @@ def _page(report: Mapping[str, Any], timelines: Mapping[str, Timeline]) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">
 <link rel="icon" href="data:,">
-<title>{escape(f"{report.get('model', 'Decode step')} on {report.get('machine', '')}")}</title>
+<title>{escape(title)}</title>
 <style>{STYLE}</style>
 <script>{ERROR_HOOK}</script>
 <script>{get_plotlyjs()}</script>
 </head>
 <body>
 <main>
-{"".join(sections)}
+{body}
 </main>
 <script type="application/json" id="figures">{data}</script>
-<script>{DRAW}</script>
+<script>{draw}</script>
 </body>
 </html>
 """
