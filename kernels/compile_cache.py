@@ -20,6 +20,7 @@ from k3sim.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+ALL_SHARED = 100  # per cent of an SM's memory for blocks' shared memory, where it divides it with L1
 ARCHITECTURES = ("sm_90a", "sm_100a", "sm_103a")
 _OF_CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
 
@@ -76,5 +77,35 @@ def compiled(configuration: Hashable, build: Callable[[], Any]) -> Any:
     key = (architecture(), type(configuration), configuration)
     if key not in _compiled:
         get_cutlass()
-        _compiled[key] = build()
+        _compiled[key] = function = build()
+        _prefer_shared_memory(function)
     return _compiled[key]
+
+
+def _prefer_shared_memory(function: Any) -> None:
+    """Ask the driver for the largest carve-out for the kernels of a compiled function, where there is a GPU.
+
+    A launch of CUTLASS's takes ``preferred_smem_carveout``, and its loader (nvidia-cutlass-dsl 4.8) does not hand it
+    on. Without it the driver divides an SM's memory by what the kernel itself can use, and a launch that needs more
+    finds no room there until that kernel's blocks have left (H200, ``k3sim calibrate``, probe ``residency``).
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    from cuda.bindings import runtime
+
+    def checked(result: tuple[Any, ...]) -> Any:
+        if result[0] != runtime.cudaError_t.cudaSuccess:
+            raise RuntimeError(f"carve-out of {function.function_name}: {result[0]}")
+        return result[1] if len(result) > 1 else None
+
+    function.to(None)  # loads it
+    if function.jit_module is None:
+        return
+    carve_out = runtime.cudaFuncAttribute.cudaFuncAttributePreferredSharedMemoryCarveout
+    for library in function.jit_module.cuda_library:
+        count = checked(runtime.cudaLibraryGetKernelCount(library))
+        for kernel in checked(runtime.cudaLibraryEnumerateKernels(count, library)):
+            for device in range(torch.cuda.device_count()):
+                checked(runtime.cudaKernelSetAttributeForDevice(kernel, carve_out, ALL_SHARED, device))

@@ -77,6 +77,11 @@ def load_float_l2(g_address: Int64) -> Float32:
     return inline_ptx("ld.global.cg.f32 {$w0}, [{$r0}];", write_only_types=[Float32], read_only_args=[g_address])
 
 
+def prefetch(g_address: Int64) -> None:
+    """Bring the line of an address into L2: control words and tables that were last used a layer ago lie in HBM."""
+    inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[g_address])
+
+
 def store(g_address: Int64, words: Any) -> None:
     """16 bytes: four 32-bit values, integer or float."""
     inline_ptx(f"st.global.v4.b32 [{{$r0}}], {_FOUR_IN};", read_only_args=[g_address, *words])

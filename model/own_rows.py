@@ -8,9 +8,8 @@ fed back on the GPU, so the host has no row. ``paths.Row`` explains the columns;
 Order that early launches rely on. A welded consume reads the prefix and the snapshots' part before the kernel ahead of
 it on the stream has ended, although other kernels wrote them. They are complete by then, because the side stream forks
 behind the kernel that wrote the prefix and joins ahead of that consume: at the output projection for the FFN's part,
-at the tail for the next mixer's. A table that moves a fork or a join must keep that. Letting the consumes in one launch
-earlier, with the late trigger and the join at the recurrence and at the experts, gained nothing (H200, 2026-11-29, 13
-layers: 684 us, without 675; the recurrence then waits for the snapshots' part).
+at the tail for the next mixer's. A table that moves a fork or a join must keep that. The output projection is released
+early, so that its consume is polling when data comes (13 layers on an H200, 2026-11-30: 643 us, released late 655).
 
 What a poller waits for must be resident or done when the launches behind it fill the SMs. A side stream's push is
 therefore joined before the poller is launched (``moe.send_shared``), although its data would be waited for anyway: with
@@ -83,8 +82,10 @@ def _output_projection(mixer: str) -> tuple[Row, ...]:
         _row(weight, "cublas.gemm", ROWS, weights=(weight,), off=(WELD,)),
         _row(f"{mixer}.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(WELD,), sends="attention",
              receives=("attention",)),
+        # Released early, so that its consumer polls when the data comes. The join shows that the mixer's residual has
+        # ended, from which that consumer reads before its wait (docs/kernels.md).
         _row(weight, "proj_allreduce.produce_whole", ROWS, weights=(weight,), on=(WELD,), sends="attention",
-             after=("attn_res.part_ffn",), **LATE),
+             after=("attn_res.part_ffn",), **EARLY),
     )  # fmt: skip
 
 
@@ -165,11 +166,11 @@ OWN_MOE_ROWS = (
     _row("moe.send_shared", "latent_tail.send_shared", SHARED_COLUMNS, on=(SIZE, WELD), stream="aux", sends="shared",
          **EARLY),
     _row("moe.routing", "router_topk.select", SELECT, off=(ROUTE,), **LAUNCHED),
-    # Not released early: blocks of the experts, one an SM, would keep the shared experts out until the selection is
-    # there (13 layers on an H200, 2026-11-29: 739 us released early, 720 late). Nor are the next layer's weights
-    # prefetched: 12 to 48 MB behind the experts cost 6 to 100 us there, in competition with the chain's own reads.
+    # Released early: blocks of the experts wait on their SMs for the selection, beside those of the shared experts'
+    # down-projection (13 layers on an H200, 2026-11-30: 676 us released late, 655 early). The next layer's weights are
+    # not prefetched: 12 to 48 MB behind the experts cost 6 to 100 us, in competition with the chain's own reads.
     _row("moe.routing", "router_topk.gather_topk", {"rows": "rows", "latent": "latent"}, on=(ROUTE,),
-         receives=("route",), launch="pdl"),
+         receives=("route",), **EARLY),
     _row("moe.experts_1", "expert_gemv.gate_up", EXPERTS, weights=("moe.expert_w13",),
          off=(SIZE,), after=("moe.latent_down",), **LAUNCHED),
     _row("moe.experts_2", "expert_gemv.down", EXPERTS, weights=("moe.expert_w2",),

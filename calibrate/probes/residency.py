@@ -83,6 +83,7 @@ def residency(gpu: Gpu, recorder: Recorder) -> None:
         threads: tuple[int, int] = (256, 256),
         registers: bool = False,
         pdl: bool = True,
+        cluster: int = 0,
     ) -> None:
         first = "first_registers" if registers else ("first_any", "first_full")[carve_outs[0]]
         second = ("second_any", "second_full")[carve_outs[1]]
@@ -92,7 +93,7 @@ def residency(gpu: Gpu, recorder: Recorder) -> None:
                 at = stamps[2 * pair * width :], stamps[(2 * pair + 1) * width :]
                 gpu.launch(
                     first, blocks[0], threads[0], (at[0], SPIN, LATE, 0), smem=smem[0],
-                    carve_out=100 if carve_outs[0] else None,
+                    carve_out=100 if carve_outs[0] else None, cluster=cluster,
                 )  # fmt: skip
                 gpu.launch(
                     second, blocks[1], threads[1], (at[1], AFTER_WAIT, 0, int(pdl)), smem=smem[1], pdl=pdl,
@@ -140,6 +141,7 @@ def residency(gpu: Gpu, recorder: Recorder) -> None:
                 "threads": list(threads),
                 "registers_full": registers,
                 "pdl": pdl,
+                "cluster": cluster,
             },
             sampler,
         )
@@ -164,3 +166,11 @@ def residency(gpu: Gpu, recorder: Recorder) -> None:
     case((0, 0), blocks=(2 * sms, sms), threads=(1024, 256))
     case((0, 0), threads=(512, 256), registers=True)
     case((0, large), threads=(512, 512), registers=True)
+    # Beside a kernel of few small blocks, launched as clusters and not.
+    for cluster in (0, 8):
+        case((2 * 1024, 144 * 1024), (True, True), blocks=(16, sms), threads=(128, 448), cluster=cluster)
+        case((2 * 1024, 56 * 1024), (True, True), blocks=(16, sms), threads=(128, 448), cluster=cluster)
+    # Registers lie in four parts of an SM, and a block's warps are dealt out over them: thirteen warps of 128 take as
+    # much as sixteen of a block that has eight.
+    case((0, 0), threads=(384, 256), registers=True)
+    case((0, 0), threads=(416, 256), registers=True)

@@ -168,7 +168,12 @@ def produce(rank: Rank, call: Call) -> None:
     source, weight, _ = bindings.PRODUCTS[call.stage]
     exchange = rank.exchange
     proj_allreduce.produce(
-        rank.buffers[source], rank.weight(call.layer, weight), exchange.sum_peers, exchange.sums, rank=rank.index
+        rank.buffers[source],
+        rank.weight(call.layer, weight),
+        exchange.sum_peers,
+        exchange.sums,
+        rank=rank.index,
+        release_early=call.trigger == "start" and not _shared_gpu(rank),
     )
 
 

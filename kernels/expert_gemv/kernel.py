@@ -66,6 +66,7 @@ TOP_K = 16
 NUM_BLOCKS = 128
 NUM_DOWN_BLOCKS = LATENT // 32
 NUM_WARPS = 16  # that multiply; one more warp issues the copies
+NUM_THREADS = (NUM_WARPS + 1) * 32
 K_WARPS = LATENT // 256  # warps that split K in the first product; the other two close each row
 UNIT_BYTES = 4 * 512 + 128
 TILE_BYTES = K_WARPS * UNIT_BYTES  # one gate/up tile, and one slot of the ring
@@ -96,6 +97,17 @@ class ExpertConfiguration:
     @property
     def num_blocks(self) -> int:
         return NUM_DOWN_BLOCKS if self.part == "down" else NUM_BLOCKS
+
+    @property
+    def register_threads(self) -> int:
+        """Threads that ptxas is told of, which bounds the registers of the one launch: 72 at width 192, 80 at 384.
+
+        The 17 warps of a block take the registers of 20. With 80 a block of the tail (four warps of 96) has room
+        beside them, with 72 one of the shared experts' down-projection (twelve of 48), behind which the experts start.
+        """
+        if self.part != "both":
+            return NUM_THREADS
+        return 896 if self.width == 192 else 768
 
     @property
     def tiles_per_block(self) -> int:
@@ -269,10 +281,11 @@ class ExpertGemv:
     ) -> None:
         self.device(x, ids, weights, gate_up, down, out, hidden, phase, rows, max_rows, num_experts, rank).launch(
             grid=(self.config.num_blocks, 1, 1),
-            block=((NUM_WARPS + 1) * 32, 1, 1),
+            block=(NUM_THREADS, 1, 1),
             smem=self.config.smem_bytes,
             # Without it ptxas spills in the second launch at width 192, for the sake of blocks that find no room.
             min_blocks_per_mp=1 if self.config.part == "down" else 0,
+            max_number_threads=(self.config.register_threads, 1, 1),
             preferred_smem_carveout=ptx.ALL_SHARED,
             stream=stream,
             use_pdl=True,
@@ -313,6 +326,7 @@ class ExpertGemv:
                 ptx.barrier_init(s_empty + slot * 8, NUM_WARPS)
             cute.arch.mbarrier_init_fence()
         began = stamps.now()
+        self._fetch_control(out, hidden, phase, rows, max_rows, block, tid)
         cute.arch.sync_threads()
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
@@ -347,6 +361,25 @@ class ExpertGemv:
             if const_expr(stamps.on()):  # noqa: SIM102 - one is of the build, the other of the thread
                 if tid == 0:
                     stamps.record(f"expert_gemv {c.part} {c.width}", block, began, released)
+
+    @cute.jit
+    def _fetch_control(
+        self, out: Int64, hidden: Int64, phase: Int64, rows: Int32, max_rows: Int32, block: Int32, tid: Int32
+    ) -> None:
+        """Ask for what was last used a layer ago and is needed at a meeting: tables, phase, the vectors between."""
+        c = self.config
+        if const_expr(c.part == "both"):
+            row_lines = TOP_K * c.width * 2 // 128
+            line = tid * NUM_BLOCKS + block
+            if line < 2 * rows * row_lines:
+                turn = line // (rows * row_lines)
+                place = turn * (max_rows * row_lines) + line % (rows * row_lines)
+                ptx.prefetch(hidden + Int64(place) * 128)
+            if (tid == 0) & (block == 0):
+                ptx.prefetch(phase)
+        if const_expr(c.num_peers):  # noqa: SIM102 - one is of the build, the other of the thread
+            if (tid == 0) & (block == 0):
+                ptx.prefetch(out)
 
     @cute.jit
     def _gate_up(
@@ -395,6 +428,16 @@ class ExpertGemv:
                         parity = parity ^ 1
                 cute.arch.barrier(barrier_id=1, number_of_threads=NUM_WARPS * 32)
             else:
+                # Asked for here, these are there when the tiles are done.
+                output = (warp - K_WARPS) * 32 + lane
+                at = Int64((row * TOP_K + (block >> 3)) * 4)
+                expert = ptx.load_int(ids + at)
+                weight = ptx.load_float(weights + at)
+                turn = Int32(0)
+                if const_expr(c.part == "both"):
+                    turn = ptx.load_int(phase)
+                    if lane == 0:
+                        ptx.shared_store_int(s_phase, turn)
                 for _ in cutlass.range(c.tiles_per_block, unroll=1):
                     # Every warp counts in the release of a slot, those that read nothing there too. None may be a turn
                     # of the ring ahead of the others.
@@ -405,15 +448,6 @@ class ExpertGemv:
                     if slot == NUM_SLOTS:
                         slot = Int32(0)
                         parity = parity ^ 1
-                output = (warp - K_WARPS) * 32 + lane
-                at = Int64((row * TOP_K + (block >> 3)) * 4)
-                expert = ptx.load_int(ids + at)
-                weight = ptx.load_float(weights + at)
-                turn = Int32(0)
-                if const_expr(c.part == "both"):
-                    turn = ptx.load_int(phase)
-                    if lane == 0:
-                        ptx.shared_store_int(s_phase, turn)
                 cute.arch.barrier(barrier_id=1, number_of_threads=NUM_WARPS * 32)
                 s_mine = s_sums + (cutlass.min(output >> 3, c.tiles_per_block - 1) * (K_WARPS * 16) + (output & 7)) * 4
                 gate = Float32(0.0)
@@ -547,14 +581,16 @@ class ExpertGemv:
                 ptx.barrier_wait(s_full + (mine * PIECES + in_slot) * 8, my_parity)
                 s_mine = s_unit + mine * TILE_BYTES
                 words, scales = _read_unit(s_mine, 6, lane)
-                other_words, other_scales = _read_unit(s_mine + tile_bytes, 6, lane)
                 # One tile is decoded before the hidden vector is asked for, which may still be on its way.
                 fragments = _fragments(words)
                 halves = early[turn]
                 if const_expr(c.part == "both"):
                     halves = _arrived(places[turn], early[turn])
                 cute.arch.sync_warp()
-                one, other = _multiply([fragments, _fragments(other_words)], halves, lane)
+                # One tile after the other: both at once would take more registers than leave room for the tail.
+                (one,) = _multiply([fragments], halves, lane)
+                other_words, other_scales = _read_unit(s_mine + tile_bytes, 6, lane)
+                (other,) = _multiply([_fragments(other_words)], halves, lane)
                 low = [old + new for old, new in zip(low, _scaled(one, scales), strict=True)]
                 high = [old + new for old, new in zip(high, _scaled(other, other_scales), strict=True)]
                 cute.arch.sync_warp()

@@ -254,6 +254,10 @@ class TailUp:
         summing = lane < HALF_CHUNKS
         chunk = member * (PART // CHUNK) + half * HALF_CHUNKS + cutlass.min(lane, HALF_CHUNKS - 1)
         norm = ptx.load_cached(norm_weight + Int64(chunk * 16))
+        # Addresses of the peers, at the end, are a trip to HBM: it is made now.
+        turns = -(-c.max_rows * c.ranks // UP_THREADS)
+        items = [tid + turn * UP_THREADS for turn in range(turns)]
+        bases = [ptx.load_long(gathered + Int64(item % c.ranks * 8)) for item in items]
         ptx.cluster_wait()
         if const_expr(not c.release_late):
             cute.arch.griddepcontrol_launch_dependents()
@@ -285,8 +289,6 @@ class TailUp:
                         s_place = s_squares + (row * (2 * CLUSTER) + member * 2 + half) * 4
                         ptx.peer_store_float(ptx.peer_shared(s_place, Int32(peer)), squares)
         # One thread a rank and row asks for the shared expert's part of the block's outputs, and judges it later.
-        turns = -(-c.max_rows * c.ranks // UP_THREADS)
-        items = [tid + turn * UP_THREADS for turn in range(turns)]
         asked = [item // c.ranks < rows for item in items]
         g_shared = [
             shared_slots
@@ -341,9 +343,8 @@ class TailUp:
         for turn in range_constexpr(turns):
             if asked[turn]:
                 taken = items[turn] // c.ranks
-                base = ptx.load_long(gathered + Int64(items[turn] % c.ranks * 8))
                 place = Int64(taken * HIDDEN + rank * c.outputs + block * OUTPUTS) * 2
-                ptx.store_to_peer(base + place, ptx.shared_load4(s_y + taken * (OUTPUTS * 2)))
+                ptx.store_to_peer(bases[turn] + place, ptx.shared_load4(s_y + taken * (OUTPUTS * 2)))
         if const_expr(stamps.on()):  # noqa: SIM102 - one is of the build, the other of the thread
             if tid == 0:
                 stamps.record("latent_tail.up", block, began, released)

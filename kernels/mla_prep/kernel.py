@@ -91,6 +91,7 @@ def _write_cache(
     """One warp: the cache row of one token."""
     row_bytes = ROW if configuration.fp8 else 2 * ROW
     weights = [_widen(ptx.load_cached(mKvNorm + lane * 32 + part * 16)) for part in range(2)]
+    ptx.prefetch(mSlots + Int64(row) * 8)  # last used by the MLA layer before
     cute.arch.griddepcontrol_wait()
     slot = ptx.load_long(mSlots + Int64(row) * 8)
     gRow = mLatents + Int64(row) * latents_stride + QUERY_LATENT * 2

@@ -86,13 +86,17 @@ LOG2E = 1.4426950408889634
 
 @dataclass(frozen=True, kw_only=True)
 class ProduceConfiguration:
-    """``max_rows``: rows a slot has room for."""
+    """``max_rows``: rows a slot has room for. ``release_early``: the consumer may start before this launch's wait is
+    over, and then polls when data arrives; it reads the residual and the number of the buffer at once, so whatever
+    writes these must have ended by then, which the caller knows.
+    """
 
     rows: int
     depth: int
     hidden: int
     ranks: int
     max_rows: int
+    release_early: bool = False
 
     @property
     def warps(self) -> int:
@@ -169,8 +173,17 @@ def _produce(
     weights = []
     for at in range_constexpr(blocks_k):
         weights.append((ptx.load_stream(gWeight + at * 64), ptx.load_stream(gWeight + 8 * 2 * depth + at * 64)))
+    # What the end needs was last used a layer ago: the trips to HBM are made now. The number of the buffer may still be
+    # that of the exchange before, so its line is fetched and the number read behind the wait.
+    items = [tid + step * threads for step in range(-(-2 * rows * ranks // threads))]
+    gPeers = [ptx.load_long(mPeers + Int64(cutlass.min(item // (2 * rows), ranks - 1)) * 8) for item in items]
+    if tid == 0:
+        ptx.prefetch(mControl)
+    if const_expr(configuration.release_early):
+        cute.arch.griddepcontrol_launch_dependents()
     cute.arch.griddepcontrol_wait()
-    cute.arch.griddepcontrol_launch_dependents()
+    if const_expr(not configuration.release_early):
+        cute.arch.griddepcontrol_launch_dependents()
     released = stamps.now()
 
     row_chunks = depth // CHUNK
@@ -208,11 +221,10 @@ def _produce(
 
     # One thread: 8 outputs of one row to one peer.
     slot = (Int64(buffer) * ranks + rank) * configuration.max_rows
-    for step in range_constexpr(-(-2 * rows * ranks // threads)):
-        item = tid + step * threads
+    for step in range_constexpr(len(items)):
+        item = items[step]
         if item < 2 * rows * ranks:
-            half, row, peer = item % 2, (item // 2) % rows, item // (2 * rows)
-            gPeer = ptx.load_long(mPeers + Int64(peer) * 8)
+            half, row = item % 2, (item // 2) % rows
             values = [Float32(0.0)] * CHUNK
             for part in range_constexpr(warps):
                 for at in range_constexpr(2):
@@ -220,7 +232,7 @@ def _produce(
                     for i in range_constexpr(4):
                         values[4 * at + i] = values[4 * at + i] + ptx.bits_as_float(words[i])
             packed = [ptx.without_negative_zero(ptx.pack_bf16(values[2 * i], values[2 * i + 1])) for i in range(4)]
-            ptx.store_to_peer(gPeer + ((slot + row) * hidden + block * TILE + half * CHUNK) * 2, packed)
+            ptx.store_to_peer(gPeers[step] + ((slot + row) * hidden + block * TILE + half * CHUNK) * 2, packed)
     if const_expr(stamps.on()):  # noqa: SIM102 - one is of the build, the other of the thread
         if tid == 0:
             stamps.record(f"proj_allreduce.produce {hidden}x{depth}", block, began, released)

@@ -73,11 +73,11 @@ def check_buffers(buffers: ReceiveBuffers, rows: int, hidden: int, like: torch.T
 
 
 @cache
-def _produce(rows: int, depth: int, hidden: int, ranks: int, max_rows: int) -> Any:
+def _produce(**fields: Any) -> Any:
     get_cutlass()
     from k3sim.kernels.proj_allreduce.kernel import ProduceConfiguration, compile_produce
 
-    configuration = ProduceConfiguration(rows=rows, depth=depth, hidden=hidden, ranks=ranks, max_rows=max_rows)
+    configuration = ProduceConfiguration(**fields)
     return compiled(configuration, lambda: compile_produce(configuration))
 
 
@@ -91,12 +91,21 @@ def _consume(**fields: Any) -> Any:
     return compiled(configuration, lambda: build(configuration))
 
 
-def produce(x: torch.Tensor, weight: torch.Tensor, peers: torch.Tensor, buffers: ReceiveBuffers, *, rank: int) -> None:
+def produce(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    peers: torch.Tensor,
+    buffers: ReceiveBuffers,
+    *,
+    rank: int,
+    release_early: bool = False,
+) -> None:
     """Store this rank's ``x [B, K] @ weight [D, K].T`` into slot ``rank`` of every peer.
 
     bf16, contiguous; 1 <= B <= 16, K a multiple of 128 up to 1536, 2112 or 4224, D a multiple of 64. ``peers [ranks]``
     int64 on the device: base addresses of all ranks' ``received``, this rank's own among them. ``weight`` is read
-    before the kernel waits for the launch before it. Raises UserError before any launch.
+    before the kernel waits for the launch before it. ``release_early``: ``consume`` may start before that wait is over;
+    only where what that one reads early has been written when this launch begins. Raises UserError before any launch.
     """
     import torch
 
@@ -109,7 +118,8 @@ def produce(x: torch.Tensor, weight: torch.Tensor, peers: torch.Tensor, buffers:
     check_tensor("peers", peers, dtypes=(torch.int64,), shape=(ranks,), like=weight, alignment_bytes=8)
     check_one_of("rank", rank, range(ranks))
     check_on_gpu("weight", weight)
-    _produce(x.shape[0], depth, hidden, ranks, max_rows)(
+    fields = {"depth": depth, "hidden": hidden, "ranks": ranks, "max_rows": max_rows, "release_early": release_early}
+    _produce(rows=x.shape[0], **fields)(
         x.data_ptr(), weight.data_ptr(), peers.data_ptr(), buffers.control.data_ptr(), rank, current_stream(x)
     )
 
