@@ -8,7 +8,8 @@ it crosses (a push to seven peers leaves its port with weight seven). Rates are 
 and no ``r_f / s_f`` can rise without lowering one that is not larger. They are found by progressive filling: raise all
 rates together, in proportion to their shares; whoever reaches its cap, or crosses a resource that is full, stops there.
 Memory gives a stream the share of its bytes in flight, which is how a queue serves those that fill it; ports share
-evenly.
+evenly. Nobody has more in flight than it has left when another one comes: a stream that is near its end then ends with
+the burst of requests that meets it, and a small burst when the queue that it met is through.
 
 Time is integer picoseconds and rates are integer bytes per microsecond, so the unit of progress, one byte per
 microsecond for one picosecond, is 1e-6 byte and the accounting is exact.
@@ -36,6 +37,7 @@ class _Transfer:
     queue: int = 0  # most of it that is asked for at once, in the units of ``left``
     share: int = 1
     rate: int = 0
+    standing: int = 0  # its part on a full resource: the share, or what it had left when the last one came
 
 
 class SharedBandwidth:
@@ -122,6 +124,9 @@ class SharedBandwidth:
     def _share(self) -> None:
         free = dict(self._capacities)
         rising = list(self._transfers)
+        if any(not transfer.standing for transfer in rising):
+            for transfer in rising:
+                transfer.standing = max(1, min(transfer.share, transfer.left // PS_PER_US))
         if len(rising) == 1:
             (only,) = rising
             only.rate = min(only.cap, *(free[name] // weight for name, weight in only.weights.items()))
@@ -130,16 +135,16 @@ class SharedBandwidth:
                 demand: dict[str, int] = {}
                 for transfer in rising:
                     for name, weight in transfer.weights.items():
-                        demand[name] = demand.get(name, 0) + weight * transfer.share
+                        demand[name] = demand.get(name, 0) + weight * transfer.standing
                 level, tightest = min((free[name] / total, name) for name, total in demand.items())
-                lowest_cap = min(transfer.cap / transfer.share for transfer in rising)
+                lowest_cap = min(transfer.cap / transfer.standing for transfer in rising)
                 if lowest_cap <= level:
-                    stopped = [transfer for transfer in rising if transfer.cap / transfer.share == lowest_cap]
+                    stopped = [transfer for transfer in rising if transfer.cap / transfer.standing == lowest_cap]
                     rates = [transfer.cap for transfer in stopped]
                 else:
                     stopped = [transfer for transfer in rising if tightest in transfer.weights]
                     room, total = free[tightest], demand[tightest]
-                    rates = [room * transfer.share // total for transfer in stopped]
+                    rates = [room * transfer.standing // total for transfer in stopped]
                 for transfer, rate in zip(stopped, rates, strict=True):
                     # Never zero: integer division must not stall a transfer behind a full resource.
                     transfer.rate = max(1, rate)

@@ -213,7 +213,9 @@ class _Engine:
             yield env.timeout(first_ps - int(env.now) + self.entry_ps + dispatch_ps)
             self.span(run, Phase.LAUNCH, cause_index, now)
         started = placement is None or not placement.missing
-        if call.trigger == "start" and started:
+        # A kernel that keeps less than its ring on its way triggers when it has asked for all of it.
+        in_turns = 0 < work.early_bytes_in_flight_per_block < work.bytes_in_flight_per_block
+        if call.trigger == "start" and started and not in_turns:
             self.trigger(state)
 
         if work.prefetches:
@@ -227,6 +229,8 @@ class _Engine:
         if placement is not None and not started:
             env.process(self.start_rest(room, placement, held.blocks, work.passes[first], call, state))
         ahead: dict[int, _Stream | None] = {first: self.start_early(room, work.passes[first])}
+        if call.trigger == "start" and started and in_turns:
+            env.process(self.trigger_in_turn(room, work.passes[first], state))
 
         # Dependency: the stream's predecessor, unless all data comes through buffers that peers fill.
         polls = tuple(index for index in call.receives if index != call.index)
@@ -295,6 +299,14 @@ class _Engine:
         if placement is not None:
             gpu.slots.leave(placement)
         self.finish(rank, state, held, causes)
+
+    def trigger_in_turn(self, room: _Room, one: Pass, state: _State) -> Steps:
+        """The trigger of a kernel that fills its ring in turns: when no more than the last turn is under way."""
+        work = room.work
+        turns_bytes = room.resident_blocks * (work.bytes_in_flight_per_block - work.early_bytes_in_flight_per_block)
+        limit = self.limit(room, one, early=True)
+        yield self.env.timeout(self.hbm_latency_ps + turns_bytes * 1_000_000 // limit.hbm_bytes_per_us)
+        self.trigger(state)
 
     def start_rest(
         self, room: _Room, placement: Placement, num_blocks: int, one: Pass, call: Call, state: _State

@@ -27,6 +27,16 @@ from k3sim.sim.machine import Machine
 # on an idle SM sets it, and it stays until the SM is idle again.
 CARVE_OUTS = tuple(1024 * one for one in (8, 16, 32, 64, 100, 132, 164, 196, 228))
 REGISTERS_PER_SM = 64 * 1024  # compute capability 9.0, 10.0 and 10.3 (CUDA C++ Programming Guide)
+# Registers lie in four parts of an SM, over which the warps of a block are dealt out: of 13 warps with 128 each no block of
+# eight finds room beside, of 12 it does (H200, calibrate/probes, ``residency``).
+WARP = 32
+PARTS = 4
+
+
+def registers_of(work: Work) -> int:
+    """Registers that a block takes from an SM."""
+    warps = -(-work.threads_per_block // WARP)
+    return work.registers_per_thread * WARP * -(-warps // PARTS) * PARTS
 
 
 @dataclass(frozen=True)
@@ -90,11 +100,12 @@ class SmSlots:
             work.max_blocks_per_sm,
             self._threads_per_sm // work.threads_per_block,
             self._smem_per_sm // max(1, work.smem_bytes_per_block),
-            REGISTERS_PER_SM // max(1, work.registers_per_thread * work.threads_per_block),
+            REGISTERS_PER_SM // max(1, registers_of(work)),
         )
         blocks = min(work.num_blocks, self._num_sms * per_sm)
-        threads = blocks * work.threads_per_block
-        return Footprint(blocks, blocks * work.smem_bytes_per_block, threads, threads * work.registers_per_thread)
+        return Footprint(
+            blocks, blocks * work.smem_bytes_per_block, blocks * work.threads_per_block, blocks * registers_of(work)
+        )
 
     def _fits(self, wanted: Footprint) -> bool:
         return (
@@ -139,7 +150,7 @@ class SmSlots:
         needs = (
             work.smem_bytes_per_block,
             work.threads_per_block,
-            work.registers_per_thread * work.threads_per_block,
+            registers_of(work),
         )
         have = (self._smem_per_sm, self._threads_per_sm, REGISTERS_PER_SM)
         most = min(work.max_blocks_per_sm, *(one // max(1, need) for one, need in zip(have, needs, strict=True)))

@@ -174,7 +174,7 @@ def persistent(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_mil
         bytes_in_flight_per_block=OWN_RING_BYTES,
         ring_slots=OWN_RING_SLOTS,
         max_blocks_per_sm=1,
-        registers_per_thread=96,
+        registers_per_thread=72 if width <= 192 else 80,
         queues=True,
         passes=tuple(passes),
     )
@@ -185,7 +185,8 @@ def persistent_push(
 ) -> Work:
     """``persistent``, whose sums go to every peer's slots in bf16 instead of to memory."""
     work = persistent(weights, rows=rows, top_k=top_k, distinct_milli=distinct_milli, width=width)
-    return replace(work, sent_bytes_per_peer=rows * latent * 2)
+    addresses = Pass(num_dependent_loads=1)  # of the peers, when a row's sums are there
+    return replace(work, passes=(*work.passes, addresses), sent_bytes_per_peer=rows * latent * 2)
 
 
 def block(

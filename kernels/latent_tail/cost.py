@@ -105,8 +105,8 @@ def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int
     """``up_after_sum`` as the project runs it: the weights in shared memory before the wait, the sum over a cluster.
 
     A block sums an eighth of the latent, two rows at a time, and sends it to its cluster; products, the sum over
-    warps, the shared experts' slots; the peers' addresses are read when the sums are there. A warp's products are a
-    chain of 28, of some 40 cycles each, which takes as long as three meetings of a block.
+    warps, the shared experts' slots. A warp's products are a chain of 28, of some 40 cycles each, which takes as long as
+    three meetings of a block.
     """
     (one,) = weights
     taken = min(rows, MAX_ROWS)  # that the kernel has room for
@@ -133,7 +133,6 @@ def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int
                 unit=Unit.BF16,
                 num_block_reductions=3 * -(-rows // 8) + 2,
             ),
-            Pass(num_dependent_loads=1),
         ),
         sent_bytes_per_peer=rows * one.num_outputs * BF16_BYTES,
     )

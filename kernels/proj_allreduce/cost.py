@@ -28,8 +28,8 @@ def produce(weights: Sequence[Weight], *, rows: int) -> Work:
 def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
     """16 outputs a block, its weights in registers before the wait; then x, the products, and a chunk a thread sent.
 
-    x goes through shared memory, and the sums of the warps meet: two meetings of a block. The address of a chunk's peer
-    is read when the sums are there.
+    x goes through shared memory, and the sums of the warps meet: two meetings of a block. The addresses of the peers were
+    read before the wait.
     """
     (one,) = weights
     blocks_k = one.depth // 32
@@ -53,7 +53,6 @@ def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
                 unit=Unit.BF16,
                 num_block_reductions=2,
             ),
-            Pass(num_dependent_loads=1),
         ),
         sent_bytes_per_peer=rows * one.num_outputs * BF16_BYTES,
     )
@@ -74,9 +73,6 @@ def consume(weights: Sequence[Weight], *, rows: int, hidden: int, slots: int) ->
         bytes_in_flight_per_block=16 * 1024,
         max_blocks_per_sm=4,
         registers_per_thread=128 if slots > 1 else 64,
-        # It asks for the whole carve-out, and yet no block with 144 KB came in beside one of these (stamps of every
-        # block of 13 layers, H200 2026-11-29); a cluster launch may not hand the wish on.
-        driver_carve_out=True,
         passes=(
             Pass(
                 num_dependent_loads=2,

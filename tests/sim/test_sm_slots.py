@@ -179,8 +179,18 @@ def test_registers_keep_a_block_out() -> None:
     first = placed(sms, num_blocks=3, threads_per_block=256, registers_per_thread=184, smem_bytes_per_block=2048)
     second = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=2048)
     assert first.whole.triggered
-    # 18,432 of 65,536 registers are left beside the first, too few for 21,504; the fourth SM takes three.
-    assert second.on == {3: 3} and second.missing == 1
+    # 18,432 of 65,536 registers are left beside the first, too few for 24,576, since 14 warps take those of 16; the
+    # fourth SM takes two.
+    assert second.on == {3: 2} and second.missing == 2
+
+
+@pytest.mark.parametrize(("threads", "beside"), [(384, True), (416, False)])
+def test_warps_take_registers_in_fours(threads: int, beside: bool) -> None:
+    """As blocks of 256 threads come in beside 12 warps of 128 registers, and not beside 13 (probe ``residency``)."""
+    sms = SmSlots(simpy.Environment(), HOPPER)
+    placed(sms, num_blocks=4, threads_per_block=threads, registers_per_thread=128, smem_bytes_per_block=0)
+    second = placed(sms, num_blocks=4, threads_per_block=256, registers_per_thread=32, smem_bytes_per_block=0)
+    assert second.whole.triggered is beside
 
 
 def test_a_carve_out_of_others_does_not_hold_a_kernel_back_for_good() -> None:
