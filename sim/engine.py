@@ -15,6 +15,7 @@ from typing import Any
 
 import simpy
 
+from k3sim.kernels.code_bytes import CODE_BYTES
 from k3sim.kernels.costs import work_of
 from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Unit, Work
 from k3sim.model.program import Call, Program
@@ -26,6 +27,10 @@ from k3sim.sim.sm_slots import Placement, SmSlots
 from k3sim.sim.timeline import KernelRun, Phase, Span, Timeline
 
 Steps = Generator[simpy.Event, Any, None]
+
+# Of code that ran before: straight code of 64 KB runs again at its pace, behind 192 KB of others' it is fetched anew (H200,
+# calibrate/cold_code). Which SMs a kernel's blocks ran on is not followed.
+HELD_CODE_BYTES = 64 * 1024
 
 
 @dataclass(eq=False)
@@ -76,6 +81,19 @@ class _Gpu:
         self.memory = Memory(env, machine)
         self.slots = SmSlots(env, machine)
         self.variance_ps2 = 0.0  # of the rank's time since the last exchange, for expected skew
+        self._code: dict[str, int] = {}  # of kernels in the order of their last launch
+
+    def cold_code_bytes(self, operator: str, num_bytes: int) -> int:
+        """Of a kernel that is launched now: what it fetches of its code, all of it or nothing."""
+        others = 0
+        for name, other_bytes in reversed(self._code.items()):
+            if name == operator:
+                break
+            others += other_bytes
+        held = operator in self._code and others + num_bytes <= HELD_CODE_BYTES
+        self._code.pop(operator, None)
+        self._code[operator] = num_bytes
+        return 0 if held else num_bytes
 
 
 @dataclass(eq=False)
@@ -102,6 +120,9 @@ class _Engine:
         self.gpus = {rank: _Gpu(self.env, machine) for rank in ranks}
         self.works = [None if call.launch == "host" else work_of(call.operator, call.weights, call.shape)
                       for call in program.calls]
+        # Nothing is known of the code of public kernels.
+        sizes = CODE_BYTES if program.path.kernel_set == "own" else {}
+        self.code_bytes = [sizes.get(call.operator, 0) for call in program.calls]
         self.states: dict[tuple[int, int], _State] = {}
         self._maxima: dict[int, float] = {}
         num_calls = len(program.calls)
@@ -184,6 +205,8 @@ class _Engine:
             yield from self.host(call, state, cause_index)
             return
         pace = self.paces.pace(rank, call.index) if self.skew is Skew.SAMPLED else 1.0
+        code_bytes = self.code_bytes[call.index]
+        cold_bytes = gpu.cold_code_bytes(call.operator, code_bytes) if code_bytes else 0
         launches = call.launch != "task"
         if launches and held_back and cause is not None and not cause.is_host:
             # Of several nodes behind one, that of its own stream comes first.
@@ -269,6 +292,10 @@ class _Engine:
         if room.rest is not None and (stream := ahead.get(first)) is not None:
             stream.more = room.rest
         begun_ps = int(env.now)
+        if cold_bytes:
+            # What comes before the wait is fetched during it; most of a kernel comes after.
+            yield env.timeout(round(pace * cold_bytes * self.machine.cold_code_s_per_byte * 1e12))
+            self.span(run, Phase.LATENCY, -1, -1)
         for position, one in enumerate(work.passes):
             if both_ways and position == 1:
                 self.vary(gpu, call, begun_ps)

@@ -114,6 +114,8 @@ class Machine:
     kernel_entry_s: float = field(metadata=_unit("s", zero=True))
     block_tail_s: float = field(metadata=_unit("s", zero=True))
     block_dispatch_s: float = field(metadata=_unit("s", zero=True))  # for each block of a grid
+    # What a launch waits for code that its SMs do not hold, per byte of the kernel
+    cold_code_s_per_byte: float = field(metadata=_unit("s/B", zero=True))
     host_launch_s: float = field(metadata=_unit("s", zero=True))  # CPU time of one launch call
     host_graph_launch_s: float = field(metadata=_unit("s", zero=True))  # CPU time of one graph launch call
 
@@ -415,8 +417,9 @@ def _scalar(where: str, given: object, spec: Field[Any]) -> float | int | bool:
         return given
     number = _number(where, given, zero=spec.metadata["zero"])
     # Bounds wide enough for any machine, so that arithmetic stays finite: a unit slip shows here, not as overflow.
-    most = 1.0 if spec.metadata["unit"] == "s" else 1e21
-    least = 0.0 if number == 0 else 1e-15 if spec.metadata["unit"] == "s" else 1e-6
+    time = spec.metadata["unit"] in ("s", "s/B")
+    most = 1.0 if time else 1e21
+    least = 0.0 if number == 0 else 1e-15 if time else 1e-6
     if not least <= number <= most:
         raise _Refusal(f"{where} is {given!r}, accepted is {least:g} to {most:g} {spec.metadata['unit']}")
     if spec.type == "int":

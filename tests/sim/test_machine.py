@@ -58,6 +58,7 @@ UNITS = {
     "kernel_entry_s": "s",
     "block_tail_s": "s",
     "block_dispatch_s": "s",
+    "cold_code_s_per_byte": "s/B",
     "host_launch_s": "s",
     "host_graph_launch_s": "s",
     "block_reduction_s": "s",

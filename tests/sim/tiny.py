@@ -50,6 +50,7 @@ TINY = replace(
     kernel_entry_s=0.0,
     block_tail_s=0.0,
     completion_flush_s=500 * PS,
+    cold_code_s_per_byte=0.0,
     block_dispatch_s=0.0,
     host_launch_s=5000 * PS,
     host_graph_launch_s=300 * PS,

@@ -1,0 +1,52 @@
+"""Machine code of the project's own kernels, by the name of their cost function, in bytes.
+
+Sizes of the entry functions for sm_90a, TP16, one row (``k3sim kernels build --arch sm_90a``); other rows and rank counts
+are within a third of them, which the tests hold. A launch whose code is no longer in the instruction caches of its SMs
+waits for it (``sim/engine.py``). cuBLAS's kernels are not the project's to take apart: what their products lose when
+their code is cold is that of so many bytes (``calibrate/cold_code.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+CODE_BYTES: Mapping[str, int] = {
+    "attn_res.combine": 14336,
+    "attn_res.snapshot_part": 9856,
+    "cublas.batched_gemm": 20480,
+    "cublas.gemm": 20480,
+    "expert_gemv.down": 11008,
+    "expert_gemv.gate_up": 13952,
+    "expert_gemv.persistent": 25856,
+    "expert_gemv.persistent_push": 26112,
+    "kda_decode.cluster": 11392,
+    "l2_prefetch.bulk": 3968,
+    "latent_tail.collect": 1408,
+    "latent_tail.send": 1920,
+    "latent_tail.send_shared": 1920,
+    "latent_tail.up_cluster": 17664,
+    "lm_head.select": 26240,
+    "mla_decode.clusters": 33024,
+    "mla_decode.clusters_early": 33024,
+    "mla_decode.lift_gate": 2560,
+    "mla_decode.lse_merge": 12928,
+    "mla_prep.fused": 14336,
+    "proj_allreduce.consume": 13952,
+    "proj_allreduce.consume_gathered": 8704,
+    "proj_allreduce.produce_whole": 3456,
+    "router_topk.gather_topk": 11648,
+    "router_topk.select": 9472,
+    "skinny_gemv.tiled": 5632,
+    "skinny_gemv.tiled_push": 4864,
+    "skinny_gemv.tiled_situ": 8576,
+    "unfused.advance": 896,
+    "unfused.all_reduce": 8704,
+    "unfused.conv_update": 3072,
+    "unfused.elementwise": 3840,
+    "unfused.embedding": 2048,
+    "unfused.gated_norm": 2560,
+    "unfused.norm": 4224,
+    "unfused.query_and_cache": 1792,
+    "unfused.recurrent_update": 7680,
+    "unfused.sample": 2560,
+}
