@@ -117,7 +117,7 @@ OWN_MLA_ROWS = (
     _row("mla.query_cache", "unfused.query_and_cache", {"rows": "rows", "heads": "mla_own_heads",
          "kv_row_bytes": "kv_row_bytes"}, off=(SIZE,)),
     _row("mla.prep", "mla_prep.fused", {"rows": "rows", "heads": "mla_own_heads", "kv_row_bytes": "kv_row_bytes"},
-         weights=("mla.q_b", "mla.w_uk"), on=(SIZE,), launch="pdl", trigger="end"),
+         weights=("mla.q_b", "mla.w_uk"), on=(SIZE,), **EARLY),
     _row("prefetch.o_proj", "l2_prefetch.bulk", {"budget_bytes": 16 << 20}, weights=("mla.o_proj",), on=(FETCH,),
          stream="prefetch", after=("mla.prep", "mla.query_cache")),
     _row("mla.attention", "mla_decode.clusters", ATTENTION, off=(SIZE,), **LAUNCHED),
