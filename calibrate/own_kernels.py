@@ -27,20 +27,13 @@ READINGS = tuple(Path(__file__).parent / "data" / name for name in ("h200-kernel
 KDA_READINGS = Path(__file__).parent / "data" / "h200-kda-attn-res.json"
 #: Rows that only that file has, and the name of their timing.
 MANY_ROWS = ((32, "kda h12 b32 c0/256 fp32 weights hot pdl1"), (128, "kda h12 b128 c0/256 fp32 weights hot pdl1"))
-# Measured before their loads of weights were moved in front of the wait: nothing to compare until measured again.
-OUTDATED = frozenset(
-    {
-        ("proj_allreduce", "produce and consume, 16 slots of this GPU, 7168x768, 1 row"),
-        ("proj_allreduce", "produce and consume, 8 slots of this GPU, 7168x1536, 1 row"),
-        ("mla_decode", "lift_gate, 6 heads, 1 row"),
-        ("mla_prep", "6 heads, 1 row, fp8 cache"),
-    }
-)
 LOOPS = 12  # calls of a chain; the first ones are not counted
 WARM_UP = 3
 GEMVS = (
-    (6288, 7168), (3584, 7168), (3216, 7168), (2880, 7168), (2112, 7168), (7168, 1536), (1536, 7168), (896, 7168),
-    (7168, 768), (448, 7168), (1152, 1536), (10240, 7168),
+    (20480, 7168), (10240, 7168), (8448, 7168), (6288, 7168), (4224, 7168), (3648, 7168), (3584, 7168), (3216, 7168),
+    (2880, 7168), (2112, 7168), (1536, 7168), (896, 7168), (768, 7168), (448, 7168), (112, 7168), (56, 7168),
+    (7168, 4224), (7168, 3584), (7168, 2112), (7168, 1536), (7168, 768), (7168, 384), (896, 3584), (448, 3584),
+    (2304, 1536), (1152, 1536), (1536, 128), (768, 128),
 )  # fmt: skip
 HIDDEN, LATENT = 7168, 3584
 
@@ -111,14 +104,23 @@ CHAINS: dict[tuple[str, str], tuple[Link, ...]] = {
     ("mla_decode", "12 heads, 131072 tokens, 1 row, fp8"): (_attention(12, 131072, 576),),
     ("mla_decode", "12 heads, 8192 tokens, 1 row, fp8"): (_attention(12, 8192, 576),),
     ("mla_decode", "6 heads, 8192 tokens, 1 row, fp8"): (_attention(6, 8192, 576),),
+    ("mla_decode", "6 heads, 131072 tokens, 1 row, fp8"): (_attention(6, 131072, 576),),
     ("mla_decode", "12 heads, 131072 tokens, 1 row, bf16"): (_attention(12, 131072, 1152),),
-    ("mla_decode", "lift_gate, 6 heads, 1 row"): (
-        Link(operator="mla_decode.lift_gate", weights=(bf16(768, 512),), shape={"rows": 1, "kv_lora_rank": 512}),
-    ),
-    ("mla_prep", "6 heads, 1 row, fp8 cache"): (
-        Link(operator="mla_prep.fused", weights=(bf16(1152, 1536), bf16(3072, 128)),
-             shape={"rows": 1, "heads": 6, "kv_row_bytes": 576}),
-    ),
+    ("mla_decode", "12 heads, 8192 tokens, 1 row, bf16"): (_attention(12, 8192, 1152),),
+    **{
+        ("mla_decode", f"lift_gate, {heads} heads, 1 row"): (
+            Link(operator="mla_decode.lift_gate", weights=(bf16(128 * heads, 512),),
+                 shape={"rows": 1, "kv_lora_rank": 512}),
+        )
+        for heads in (6, 12)
+    },
+    **{
+        ("mla_prep", f"{heads} heads, 1 row, fp8 cache"): (
+            Link(operator="mla_prep.fused", weights=(bf16(192 * heads, 1536), bf16(512 * heads, 128)),
+                 shape={"rows": 1, "heads": heads, "kv_row_bytes": 576}),
+        )
+        for heads in (6, 12)
+    },
     ("expert_gemv", "16 experts a row of 384, 1 row"): (
         Link(operator="expert_gemv.persistent", weights=_experts(384), shape={**SELECTED, "width": 384}),
     ),
@@ -134,24 +136,36 @@ CHAINS: dict[tuple[str, str], tuple[Link, ...]] = {
     ("kda_decode", "12 heads, 8 rows, fp32 state"): (_kda(12, 8),),
     ("proj_allreduce", "produce and consume, 16 slots of this GPU, 7168x768, 1 row"): welded(16, 768),
     ("proj_allreduce", "produce and consume, 8 slots of this GPU, 7168x1536, 1 row"): welded(8, 1536),
-    ("router_topk", "push of 280x7168 and gather_topk, 16 shards looped back, 1 row"): (
-        Link(operator="skinny_gemv.tiled_push", weights=(bf16(280, 7168),),
-             shape={"rows": 1, "sent_bytes_per_row": 1120}, sends="route"),
-        Link(operator="router_topk.gather_topk", shape={"rows": 1, "latent": LATENT}, receives="route", trigger="end"),
-    ),
-    ("proj_allreduce", "send, up and consume_gathered, 16 ranks looped back, 1 row"): (
-        Link(operator="latent_tail.send", shape={**UP, "expert_rows": 1}, sends="latent"),
-        Link(operator="latent_tail.up_cluster", weights=(bf16(448, LATENT),), shape=UP, trigger="wait",
-             receives="latent", sends="residual"),
-        Link(operator="proj_allreduce.consume_gathered", shape={"rows": 1, "hidden": HIDDEN}, receives="residual"),
-    ),
+    ("proj_allreduce", "produce and consume, 8 slots of this GPU, 7168x768, 1 row"): welded(8, 768),
+    **{
+        ("router_topk", f"push of {4480 // ranks}x7168 and gather_topk, {ranks} shards looped back, 1 row"): (
+            Link(operator="skinny_gemv.tiled_push", weights=(bf16(4480 // ranks, 7168),),
+                 shape={"rows": 1, "sent_bytes_per_row": 4 * 4480 // ranks}, sends="route"),
+            Link(operator="router_topk.gather_topk", shape={"rows": 1, "latent": LATENT}, receives="route",
+                 trigger="end"),
+        )
+        for ranks in (8, 16)
+    },
+    **{
+        ("proj_allreduce", f"send, up and consume_gathered, {ranks} ranks looped back, 1 row"): (
+            Link(operator="latent_tail.send", shape={**UP, "ranks": ranks, "expert_rows": 1}, sends="latent"),
+            Link(operator="latent_tail.up_cluster", weights=(bf16(HIDDEN // ranks, LATENT),),
+                 shape={**UP, "ranks": ranks}, trigger="wait", receives="latent", sends="residual"),
+            Link(operator="proj_allreduce.consume_gathered", shape={"rows": 1, "hidden": HIDDEN}, receives="residual"),
+        )
+        for ranks in (8, 16)
+    },
     ("attn_res", "combine of 9 sources, 1 row"): (
         Link(operator="attn_res.combine", shape={"rows": 1, "hidden": HIDDEN, "sources": 9}),
     ),
     ("unfused", "all_reduce, 16 slots of this GPU, 1 row"): all_reduce(16),
-    ("latent_tail", "up, 16 ranks, 1 row"): (
-        Link(operator="latent_tail.up_cluster", weights=(bf16(448, LATENT),), shape=UP),
-    ),
+    **{
+        ("latent_tail", f"up, {ranks} ranks, 1 row"): (
+            Link(operator="latent_tail.up_cluster", weights=(bf16(HIDDEN // ranks, LATENT),),
+                 shape={**UP, "ranks": ranks}),
+        )
+        for ranks in (8, 16)
+    },
 }  # fmt: skip
 
 
@@ -200,7 +214,7 @@ def chain_us(
 
 @cache
 def readings() -> tuple[dict[str, Any], ...]:
-    """Timings, each with its ``file`` and the read rate of its card, less those that are ``OUTDATED``.
+    """Timings, each with its ``file`` and the read rate of its card.
 
     Of two of one case the later file's.
     """
@@ -210,7 +224,7 @@ def readings() -> tuple[dict[str, Any], ...]:
         rate = document["environment"]["read_bytes_per_s"]
         for timing in document["timings"]:
             found[timing["operator"], timing["case"]] = {**timing, "file": file.name, "read_bytes_per_s": rate}
-    return tuple(timing for case, timing in found.items() if case not in OUTDATED)
+    return tuple(found.values())
 
 
 def own_kernel_rows() -> list[Row]:
@@ -251,7 +265,7 @@ def cublas_rows() -> list[Row]:
     for timing in readings():
         links = CHAINS.get((timing["operator"], timing["case"]), ())
         for peer in timing["peers"]:
-            if timing["operator"] == "skinny_gemv" and peer["name"] == "cuBLAS":
+            if links and timing["operator"] == "skinny_gemv" and peer["name"] == "cuBLAS":
                 link = Link(operator="cublas.gemm", weights=links[0].weights, shape=ONE_ROW, launch="graph",
                             trigger="end")
                 rows.append(

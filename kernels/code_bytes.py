@@ -1,9 +1,9 @@
 """Machine code of the project's own kernels, by the name of their cost function, in bytes.
 
-Sizes of the entry functions for sm_90a, TP16, one row (``k3sim kernels build --arch sm_90a``); other rows and rank counts
-are within a third of them, which the tests hold. A launch whose code is no longer in the instruction caches of its SMs
-waits for it (``sim/engine.py``). cuBLAS's kernels are not the project's to take apart: what their products lose when
-their code is cold is that of so many bytes (``calibrate/cold_code.py``).
+Sizes of the entry functions for sm_90a, TP16, one row (``k3sim kernels build --arch sm_90a``), which the tests hold to
+within a third. A launch whose code is no longer in the instruction caches of its SMs waits for it (``sim/engine.py``).
+cuBLAS's kernels are not the project's to take apart: what their products lose when their code is cold is that of so
+many bytes (``calibrate/cold_code.py``).
 """
 
 from __future__ import annotations

@@ -126,7 +126,8 @@ class SharedBandwidth:
         rising = list(self._transfers)
         if any(not transfer.standing for transfer in rising):
             for transfer in rising:
-                transfer.standing = max(1, min(transfer.share, transfer.left // PS_PER_US))
+                left = transfer.left // PS_PER_US if transfer.standing else transfer.share
+                transfer.standing = max(1, min(transfer.share, left))
         if len(rising) == 1:
             (only,) = rising
             only.rate = min(only.cap, *(free[name] // weight for name, weight in only.weights.items()))

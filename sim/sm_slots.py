@@ -27,8 +27,8 @@ from k3sim.sim.machine import Machine
 # on an idle SM sets it, and it stays until the SM is idle again.
 CARVE_OUTS = tuple(1024 * one for one in (8, 16, 32, 64, 100, 132, 164, 196, 228))
 REGISTERS_PER_SM = 64 * 1024  # compute capability 9.0, 10.0 and 10.3 (CUDA C++ Programming Guide)
-# Registers lie in four parts of an SM, over which the warps of a block are dealt out: of 13 warps with 128 each no block of
-# eight finds room beside, of 12 it does (H200, calibrate/probes, ``residency``).
+# Registers lie in four parts of an SM, over which the warps of a block are dealt out: beside 13 warps with 128 each no
+# block of eight finds room, beside 12 it does (H200, calibrate/probes, ``residency``).
 WARP = 32
 PARTS = 4
 

@@ -105,8 +105,8 @@ def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int
     """``up_after_sum`` as the project runs it: the weights in shared memory before the wait, the sum over a cluster.
 
     A block sums an eighth of the latent, two rows at a time, and sends it to its cluster; products, the sum over
-    warps, the shared experts' slots. A warp's products are a chain of 28, of some 40 cycles each, which takes as long as
-    three meetings of a block.
+    warps, the shared experts' slots. A warp's products are a chain of 28, of some 40 cycles each, which takes as long
+    as three meetings of a block.
     """
     (one,) = weights
     taken = min(rows, MAX_ROWS)  # that the kernel has room for

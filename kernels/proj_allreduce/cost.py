@@ -28,8 +28,8 @@ def produce(weights: Sequence[Weight], *, rows: int) -> Work:
 def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
     """16 outputs a block, its weights in registers before the wait; then x, the products, and a chunk a thread sent.
 
-    x goes through shared memory, and the sums of the warps meet: two meetings of a block. The addresses of the peers were
-    read before the wait.
+    x goes through shared memory, and the sums of the warps meet: two meetings of a block. The addresses of the peers
+    were read before the wait.
     """
     (one,) = weights
     blocks_k = one.depth // 32

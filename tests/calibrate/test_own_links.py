@@ -63,8 +63,10 @@ def test_the_hand_overs_all_passed() -> None:
     document = json.loads(HAND_OVERS.read_text(encoding="utf-8"))
     assert document["environment"]["commit"] == "a01c682"
     checks = document["checks"]
-    assert [one["operator"] for one in checks] == [
-        "proj_allreduce", "router_topk", "latent_tail", "lse_merge", "engine", "engine"
+    pairs = ["proj_allreduce", "router_topk", "latent_tail", "lse_merge"]
+    assert [(one["operator"], one["ranks"]) for one in checks] == [
+        *((one, 2) for one in pairs), ("engine", 8), ("engine", 8), *((one, 4) for one in pairs),
+        *((one, 8) for one in pairs),
     ]  # fmt: skip
     for one in checks:
         assert one["ok"] and not one["reason"] and one["gpus"] == 2, one["case"]
@@ -75,13 +77,13 @@ def test_the_hand_overs_all_passed() -> None:
 
 def test_the_steps_are_of_two_gpus_and_hold_every_replay() -> None:
     found = own_links.measured_link_steps()
-    assert len(found) == 12 == len(steps())
-    over = [(one["path"], one["concurrency"]) for one in found if one["gpus"] == 2]
-    assert over == [(path, rows) for path in ("stock", "fused") for rows in (1, 2, 4, 8, 16)]
+    assert len(found) == 8 == len(steps())
+    over = {(one["path"], one["concurrency"]) for one in found if one["gpus"] == 2}
+    assert over == {(path, rows) for path in ("stock", "fused") for rows in (1, 8, 16)}
     assert [(one["path"], one["concurrency"]) for one in found if one["gpus"] == 1] == [("stock", 1), ("fused", 1)]
     for one in found:
         assert one["layout"] == "tp8ep1dcp1" and one["layers"] == 40
-        assert one["environment"]["commit"] == "a01c682"
+        assert one["environment"]["commit"] == "f0b3168"
         assert len(one["samples_us"]) == 200
         assert statistics.median(one["samples_us"]) == pytest.approx(one["step_us"], rel=1e-4)
 
@@ -118,7 +120,7 @@ def test_rates_are_below_the_nominal_one_and_a_hop_is_one_way_and_more() -> None
 
 @pytest.mark.parametrize(
     ("path", "rows", "low", "high"),
-    [("stock", (1, 2, 4, 8, 16), -0.125, -0.03), ("fused", (1, 2), -0.17, -0.11), ("fused", (4, 8, 16), -0.06, 0.0)],
+    [("stock", (1, 8, 16), -0.09, -0.005), ("fused", (1,), -0.13, -0.10), ("fused", (8, 16), -0.055, -0.02)],
 )
 def test_errors_of_steps_over_the_link_lie_in_their_band(
     path: str, rows: tuple[int, ...], low: float, high: float
@@ -130,7 +132,7 @@ def test_errors_of_steps_over_the_link_lie_in_their_band(
 
 @pytest.mark.parametrize(
     ("path", "exchanges", "measured_us", "low_us", "high_us"),
-    [("stock", 121, 96.2, 65.0, 90.0), ("fused", 160, 62.2, 80.0, 105.0)],
+    [("stock", 121, 87.1, 70.0, 86.0), ("fused", 160, 96.2, 85.0, 107.0)],
 )
 def test_what_the_link_adds_is_predicted_within_half_of_it(
     path: str, exchanges: int, measured_us: float, low_us: float, high_us: float
@@ -146,7 +148,7 @@ def test_errors_of_exchanges_over_the_link_lie_in_their_band() -> None:
         if label.startswith("all_reduce"):
             assert -0.18 <= one.error <= 0.05, label
         elif ", 1 row," in label:
-            assert -0.15 <= one.error <= 0.09, label
+            assert -0.17 <= one.error <= 0.04, label
         else:
             assert -0.44 <= one.error <= -0.19, label
 

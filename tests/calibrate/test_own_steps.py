@@ -37,7 +37,7 @@ def test_labels_tell_switch_sets_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "low", "high"), [("stock", -0.135, -0.03), ("fused", -0.18, -0.02)]
+    ("kind", "low", "high"), [("stock", -0.11, -0.02), ("fused", -0.125, 0.02)]
 )
 def test_errors_of_whole_steps_lie_in_their_band(kind: str, low: float, high: float) -> None:
     errors = {label: row.error for label, row in STEPS.items() if label.startswith(f"h200: {kind},")}
@@ -48,7 +48,7 @@ def test_errors_of_whole_steps_lie_in_their_band(kind: str, low: float, high: fl
 
 @pytest.mark.parametrize(
     ("switch", "low", "high"),
-    [("size-matched", 1.0, 1.17), ("welded", 0.74, 0.90), ("shared-routing", 0.84, 0.98)],
+    [("size-matched", 0.72, 0.89), ("welded", 0.62, 0.78), ("shared-routing", 0.78, 0.93)],
 )
 def test_what_a_switch_is_worth_is_predicted(switch: str, low: float, high: float) -> None:
     """Predicted over measured cost of leaving one out."""
@@ -65,8 +65,8 @@ def test_increments_add_up_to_the_step() -> None:
 
 
 AGREE = (
-    "embed.push", "kda.decode", "kda.o_proj", "mla.attention", "attn_res.ffn", "moe.routing", "moe.experts",
-    "head.lm_head",
+    "embed.push", "kda.o_proj", "mla.qkv_a_gate", "mla.attention", "mla.lift_gate", "dense.gate_up", "moe.front",
+    "moe.experts", "head.lm_head",
 )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def test_stages_that_agree(stage: str) -> None:
     assert one.predicted_increment_us == pytest.approx(one.measured_increment_us, rel=0.25)
 
 
-@pytest.mark.parametrize(("operator", "case"), sorted(own_kernels.CHAINS.keys() - own_kernels.OUTDATED))
+@pytest.mark.parametrize(("operator", "case"), sorted(own_kernels.CHAINS))
 def test_every_chain_has_a_reading(operator: str, case: str) -> None:
     assert f"{operator} {case}" in KERNELS
 
@@ -99,7 +99,7 @@ def test_chains_with_exchanges_lie_in_their_bands() -> None:
 
 def test_errors_of_cublas_lie_in_their_band() -> None:
     for label, one in CUBLAS.items():
-        assert -0.20 <= one.error <= 0.0, label
+        assert -0.28 <= one.error <= 0.09, label
     assert statistics.median(abs(one.error) for one in CUBLAS.values()) > 0.05
 
 

@@ -11,12 +11,40 @@ import pytest
 from k3sim.errors import UserError
 from k3sim.kernels.build import build
 from k3sim.kernels.catalogue import BUILDS
+from k3sim.kernels.code_bytes import CODE_BYTES
 from k3sim.kernels.compile_cache import ARCHITECTURES
 from k3sim.kernels.costs import COSTS
 from k3sim.kernels.machine_code import disassemble, sections
 
 # A few words of traffic in all.
 WITHOUT_WIDE_LOADS = {"l2_prefetch", "advance"}
+
+
+# Entries of CODE_BYTES to the build that they are of.
+BUILT_AS = {
+    "attn_res.combine": "combine_snapshots8", "attn_res.snapshot_part": "snapshot_part_snapshots8",
+    "expert_gemv.down": "width192_down", "expert_gemv.gate_up": "width192_gate_up",
+    "expert_gemv.persistent": "width192_bf16", "expert_gemv.persistent_push": "width192_push16",
+    "kda_decode.cluster": "heads6_fp32_cluster4", "l2_prefetch.bulk": "plain",
+    "latent_tail.collect": "collect_ranks16_rows1", "latent_tail.send": "send_ranks16_rows1",
+    "latent_tail.send_shared": "send_shared_ranks16", "latent_tail.up_cluster": "up_ranks16_rows1",
+    "lm_head.select": "top64_of_10240", "mla_decode.clusters": "heads6_fp8", "mla_decode.clusters_early": "heads6_fp8",
+    "mla_decode.lift_gate": "lift_heads6_rows8", "mla_decode.lse_merge": "lse_merge_ranks16",
+    "mla_prep.fused": "heads6_fp8", "proj_allreduce.consume": "consume_ranks16_snapshots",
+    "proj_allreduce.consume_gathered": "gathered_ranks16", "proj_allreduce.produce_whole": "produce_depth768_ranks16",
+    "router_topk.gather_topk": "gather16", "router_topk.select": "whole", "skinny_gemv.tiled": "3216x7168_rows1",
+    "skinny_gemv.tiled_push": "280x7168_rows1_front16", "skinny_gemv.tiled_situ": "1536x7168_rows1_situ_glu",
+    "unfused.advance": "advance", "unfused.all_reduce": "all_reduce_rows1_ranks16",
+    "unfused.conv_update": "conv_update_heads6", "unfused.elementwise": "situ", "unfused.embedding": "embedding_push16",
+    "unfused.gated_norm": "gated_norm_heads6", "unfused.norm": "norm_7168",
+    "unfused.query_and_cache": "query_and_cache_heads6_fp8",
+    "unfused.recurrent_update": "recurrent_update_heads6_fp32_logits_fp32", "unfused.sample": "sample_greedy_ranks16",
+}  # fmt: skip
+
+
+def test_every_size_of_code_is_of_a_build() -> None:
+    assert {name for name in CODE_BYTES if not name.startswith("cublas.")} == BUILT_AS.keys()
+    assert CODE_BYTES.keys() <= COSTS.keys()
 
 
 def test_the_catalogue_has_every_operator_that_has_a_cost() -> None:
@@ -77,3 +105,10 @@ def test_every_kernel_builds_without_a_spill_in_it(tmp_path: Path, architecture:
             assert code["instructions"] > 20, entry
             if WITHOUT_WIDE_LOADS.isdisjoint((entry["operator"], entry["kernel"])):
                 assert code["loads_16_byte"] + code["bulk_copies"] > 0, entry
+    if architecture == "sm_90a":
+        size = {
+            (entry["operator"], entry["kernel"]): sum(code["code_bytes"] for code in entry["functions"])
+            for entry in manifest["kernels"]
+        }
+        for name, kernel in BUILT_AS.items():
+            assert CODE_BYTES[name] == pytest.approx(size[name.partition(".")[0], kernel], rel=0.34), name

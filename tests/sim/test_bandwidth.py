@@ -53,6 +53,25 @@ def rates_at_once(capacities: Mapping[str, int], wanted: Sequence[Wanted]) -> li
     return [transfer.rate for transfer in ports._transfers]
 
 
+def test_who_is_near_its_end_stands_behind_a_burst_as_with_what_it_has_left() -> None:
+    env = simpy.Environment(initial_time=0)
+    ports = SharedBandwidth(env, {"hbm": BYTE_PER_PS})
+    ends: dict[str, int] = {}
+
+    def one(name: str, start_ps: int, num_bytes: int, share: int):  # type: ignore[no-untyped-def]
+        yield env.timeout(start_ps)
+        yield ports.transfer(num_bytes, {"hbm": 1}, 10 * BYTE_PER_PS, share=share)
+        ends[name] = int(env.now)
+
+    # A stream with 1000 bytes in flight has 300 left when a burst of 600 comes: both end after all 900. A small burst
+    # that meets it earlier is through when the queue that it met is.
+    for what in (("stream", 0, 5000, 1000), ("small", 1000, 10, 10), ("burst", 4710, 600, 600)):
+        env.process(one(*what))
+    env.run()
+    assert ends["small"] == pytest.approx(1000 + 1000 + 10, abs=2)
+    assert ends["stream"] == pytest.approx(4710 + 900, abs=3) and ends["burst"] == pytest.approx(4710 + 900, abs=3)
+
+
 # -- exact ----------------------------------------------------------------------------------------------------------
 
 

@@ -52,6 +52,42 @@ def test_dispatching_the_first_wave_lengthens_the_launch(monkeypatch: Patch) -> 
     assert spans(kernel(timeline, "a"))[0] == ("launch", 0, 1200)
 
 
+def test_code_that_is_not_held_is_waited_for_behind_the_dependency(monkeypatch: Patch) -> None:
+    machine = replace(TINY, cold_code_s_per_byte=0.01 * PS)
+    sizes = {"a": 20_000, "b": 30_000, "c": 50_000}
+    works = {name: stream(1000) for name in sizes}
+
+    def cold_ps(*names: str) -> list[int]:
+        calls = [replace(call(index, name), stage=f"{index}") for index, name in enumerate(names)]
+        timeline = simulate(monkeypatch, works, calls, machine, num_ranks=1, code_bytes=sizes)
+        runs = sorted(timeline.kernels, key=lambda run: run.index)
+        return [sum(end - start for phase, start, end in spans(run) if phase == "latency") for run in runs]
+
+    # Everything is cold at first; then 20 and 30 KB are held together, and 50 KB with none of them.
+    assert cold_ps("a", "a", "b", "a", "b") == [200, 0, 300, 0, 0]
+    assert cold_ps("a", "c", "a", "b", "c") == [200, 500, 200, 300, 500]
+
+
+def test_code_of_public_kernels_does_not_count(monkeypatch: Patch) -> None:
+    machine = replace(TINY, cold_code_s_per_byte=0.01 * PS)
+    timeline = simulate(monkeypatch, {"a": stream(1000)}, [call(0, "a")], machine, num_ranks=1)
+    assert [phase for phase, _, _ in spans(kernel(timeline, "a"))] == ["launch", "ramp", "weights"]
+
+
+def test_a_ring_that_is_filled_in_turns_triggers_when_its_last_turn_is_under_way(monkeypatch: Patch) -> None:
+    first = work(
+        Pass(reads=(reads(9000, early=True),)), bytes_in_flight_per_block=500, early_bytes_in_flight_per_block=200
+    )
+    works = {"a": first, "b": stream(100)}
+    calls = [call(0, "a", trigger="start"), call(1, "b", launch="pdl")]
+    timeline = simulate(monkeypatch, works, calls, num_ranks=1)
+    # Ten blocks ask for 500 bytes each, all but the last 200 in turn: 3000 bytes after launch and latency.
+    rate = TINY.hbm_rate_for(10 * 200) * 1e-12
+    assert kernel(timeline, "b").start_ps == pytest.approx(1000 + 100 + 3000 / rate, abs=2)
+    at_once = {**works, "a": replace(first, early_bytes_in_flight_per_block=0)}
+    assert kernel(simulate(monkeypatch, at_once, calls, num_ranks=1), "b").start_ps == 1000
+
+
 @pytest.mark.parametrize(
     ("trigger", "expected"),
     [
@@ -79,14 +115,14 @@ def test_early_reads_pass_while_the_pdl_kernel_waits_and_share_hbm(monkeypatch: 
     consumer = work(Pass(num_dependent_loads=1, reads=(reads(500, early=True),)))
     works = {"a": stream(3000), "b": consumer}
     timeline = simulate(monkeypatch, works, [call(0, "a", trigger="start"), call(1, "b", launch="pdl")], num_ranks=1)
-    # a alone moves 1000 by 2100; then both at half speed: b's 500 are in at 3100 when a has 1500 left.
-    assert kernel(timeline, "a").end_ps == 4600
+    # a alone moves 1000 by 2100, and has 2000 left against b's 10,000 in flight: b's 500 are in at 2700, a's in 4600.
+    assert kernel(timeline, "a").end_ps == 4601  # a sixth of what is there, rounded down to a byte per microsecond
     assert kernel(timeline, "b").hbm_bytes == 500
     assert spans(kernel(timeline, "b")) == [
         ("launch", 1000, 2000),
-        ("dependency", 2000, 4600),
-        ("release", 4600, 5100),
-        ("latency", 5100, 5110),
+        ("dependency", 2000, 4601),
+        ("release", 4601, 5101),
+        ("latency", 5101, 5111),
     ]
 
 
@@ -226,10 +262,10 @@ def test_a_launch_that_waits_for_room_is_ready_when_there_is_some(monkeypatch: P
 def test_blocks_that_find_room_later_draw_what_they_have_in_flight_themselves(monkeypatch: Patch) -> None:
     machine = replace(TINY, hbm_in_flight_curve=((100.0, 1e12),))
     # Nine SMs have no room left beside a; of b one block starts, and the other nine when a has gone.
-    first = work(Pass(reads=(reads(3000),)), num_blocks=9, threads_per_block=300, registers_per_thread=112,
+    first = work(Pass(reads=(reads(3000),)), num_blocks=9, threads_per_block=300, registers_per_thread=86,
                  bytes_in_flight_per_block=1000, max_blocks_per_sm=1)  # fmt: skip
     second = work(Pass(reads=(reads(1000, early=True),)), num_blocks=10, threads_per_block=300,
-                  registers_per_thread=110, bytes_in_flight_per_block=100, max_blocks_per_sm=1)  # fmt: skip
+                  registers_per_thread=85, bytes_in_flight_per_block=100, max_blocks_per_sm=1)  # fmt: skip
     calls = [call(0, "a", trigger="start"), call(1, "b", launch="pdl")]
     timeline = simulate(monkeypatch, {"a": first, "b": second}, calls, machine, num_ranks=1)
     # 900 bytes are asked for at the end of a, come from 100 later on, and nine blocks draw 0.9 a picosecond.

@@ -87,7 +87,7 @@ UNITS = {
 POSITIVE = [
     name
     for name, unit in UNITS.items()
-    if unit not in ("s", "1", "bool", "B/SM, B/s") and name not in ("fp8_flops", "fp4_flops")
+    if unit not in ("s", "s/B", "1", "bool", "B/SM, B/s") and name not in ("fp8_flops", "fp4_flops")
 ]
 
 

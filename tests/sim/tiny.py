@@ -127,11 +127,14 @@ def simulate(
     machine: Machine = TINY,
     *,
     num_ranks: int = 2,
+    code_bytes: Mapping[str, int] | None = None,
     **how: Any,
 ) -> Timeline:
-    """Run ``calls`` whose operators are the keys of ``works``."""
+    """Run ``calls`` whose operators are the keys of ``works``, and of ``code_bytes`` where their code counts."""
     monkeypatch.setattr(engine, "work_of", lambda operator, weights, shape: works[operator])
-    program = Program(path=find_path("stock"), num_ranks=num_ranks, layers=(0,), calls=tuple(calls))
+    monkeypatch.setattr(engine, "CODE_BYTES", code_bytes or {})
+    path = find_path("stock", kernel_set="own" if code_bytes else "public")
+    program = Program(path=path, num_ranks=num_ranks, layers=(0,), calls=tuple(calls))
     return engine.simulate(program, machine, **how)
 
 
