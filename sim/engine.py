@@ -169,22 +169,31 @@ class _Engine:
         for call in calls:
             state = self.states[rank, call.index]
             early = call.launch in ("pdl", "task") and previous is not None
-            # A cross-stream edge is a full one: the node starts when its predecessors have completed.
-            before = [self.states[rank, index] for index in call.after]
-            if previous is not None and not early:
-                before.append(previous)
+            # What a programmatic launch joins from another stream lets it in by its trigger too: capture makes all
+            # edges of such a node programmatic (stamps of blocks: the tail begins before the shared columns are sent).
+            # Its wait is for the end of all of them.
+            joined = [self.states[rank, index] for index in call.after]
+            let_in = [] if previous is None else [previous]
+            if call.launch == "pdl" and previous is not None:
+                let_in += joined
+                before = []
+            else:
+                before = joined if early or previous is None else [*joined, previous]
+                let_in = let_in if early else []
             for needed in before:
                 if not needed.done.triggered:
                     yield needed.done
-            if early and previous is not None and not previous.triggered.triggered:
-                yield previous.triggered
+            for needed in let_in:
+                if not needed.triggered.triggered:
+                    yield needed.triggered
             ready_ps, cause = 0, None
             for needed in before:
                 if needed.run.end_ps >= ready_ps:
                     ready_ps, cause = needed.run.end_ps, needed
-            if early and previous is not None and previous.trigger_ps >= ready_ps:
-                ready_ps, cause = previous.trigger_ps, previous
-            held_back = cause is not None and not (early and cause is previous)
+            held_back = cause is not None
+            for needed in let_in:
+                if needed.trigger_ps >= ready_ps:
+                    ready_ps, cause, held_back = needed.trigger_ps, needed, False
             self.env.process(self.kernel(rank, call, state, previous, cause, held_back))
             previous = state
 
@@ -217,12 +226,12 @@ class _Engine:
         early = launches and not held_back and cause is not None and not cause.is_host
         first_ps = int(env.now) + (0 if not launches else self.early_launch_ps if early else self.launch_ps)
         held = gpu.slots.footprint(work)
-        granted = gpu.slots.acquire(held)
+        granted = gpu.slots.acquire(held, placed=bool(work.registers_per_thread))
         waited = granted is not None
         if granted is not None:
             left_by = yield granted
             self.span(run, Phase.SM_SLOTS, left_by, int(env.now))
-        placement = gpu.slots.place(work, held, call.stream) if work.registers_per_thread else None
+        placement = gpu.slots.place(work, held) if work.registers_per_thread else None
         if placement is not None and not placement.on:
             waited = True
             yield placement.whole
@@ -260,7 +269,7 @@ class _Engine:
         # A late trigger comes after the wait on the predecessor, and before the polling where there is some.
         late = call.trigger == "wait"
         needed = [previous] if previous is not None and call.launch != "graph" and (late or not polls) else []
-        if not launches:
+        if not launches or needed:
             needed += [self.states[rank, index] for index in call.after]
         last: _State | None = None
         for other in needed:

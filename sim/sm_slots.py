@@ -1,20 +1,21 @@
 """Room on the SMs: shared memory, threads and registers that running kernels hold.
 
-Blocks are spread evenly, so room is counted over the whole chip. A kernel that would run in several waves holds
-one full wave. A kernel is admitted when its wave fits beside those that run, in the order of asking within a
-stream; where it does not fit it waits, and with it the gain of an early launch is gone.
+Kernels whose registers are not known hold room of the whole chip: their blocks are spread evenly, a kernel that would
+run in several waves holds one full wave, and it is admitted when that fits beside those that run.
 
-Kernels whose registers are known are placed SM by SM as well: a block with 200 KB of shared memory finds no room beside
-one that holds the registers, nor on an SM whose shared memory was carved out for less and that is not idle since. That
-kernel starts with the blocks that fit; the others follow when room is left, and only then has all of it started. In a
-profiled step of an H200 the launch that is started by such a one (kda.decode) begins when the last small kernel on the
-chip (attn_res.mixer) has ended, as this says. Probes (``residency``) agree, one cause at a time: 200 KB start beside 48
-KB that prefer all of an SM's memory as shared, and not beside 8 KB that leave the choice to the driver, until the SM is
-idle; then they start 0.2 us after the last block there has ended (``block_refill_s``), with no launch in between.
+Kernels whose registers are known are placed SM by SM: a block with 200 KB of shared memory finds no room beside one
+that holds the registers, nor on an SM whose shared memory was carved out for less and that is not idle since. Such a
+kernel starts with the blocks that fit; the others follow when room is left, and only then has all of it started. Blocks
+start in the order of launch: while a kernel has blocks left to start, no later one's do, on whatever stream (stamps of
+blocks on an H200: the shared experts' begin when the last block of the routed ones, launched before, has begun). Probes
+(``residency``) agree, one cause at a time: 200 KB start beside 48 KB that prefer all of an SM's memory as shared, and
+not beside 8 KB that leave the choice to the driver, until the SM is idle; then they start 0.2 us after the last block
+there has ended (``block_refill_s``), with no launch in between.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import simpy
@@ -27,16 +28,59 @@ from k3sim.sim.machine import Machine
 # on an idle SM sets it, and it stays until the SM is idle again.
 CARVE_OUTS = tuple(1024 * one for one in (8, 16, 32, 64, 100, 132, 164, 196, 228))
 REGISTERS_PER_SM = 64 * 1024  # compute capability 9.0, 10.0 and 10.3 (CUDA C++ Programming Guide)
-# Registers lie in four parts of an SM, over which the warps of a block are dealt out: beside 13 warps with 128 each no
-# block of eight finds room, beside 12 it does (H200, calibrate/probes, ``residency``).
+# Registers lie in four parts of an SM, and the warps of a block are dealt out evenly over them (H200): of 13 warps with
+# 128 each, one part has four and is full, and no block of eight finds room beside; of 12 it does (calibrate/probes,
+# ``residency``). 14 warps of 40 find room beside 17 of 72: three of them in the part that has five (stamps of blocks).
 WARP = 32
 PARTS = 4
 
 
-def registers_of(work: Work) -> int:
-    """Registers that a block takes from an SM."""
-    warps = -(-work.threads_per_block // WARP)
-    return work.registers_per_thread * WARP * -(-warps // PARTS) * PARTS
+def warps_of(work: Work) -> int:
+    return -(-work.threads_per_block // WARP)
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """What a block takes from an SM."""
+
+    smem_bytes: int
+    threads: int
+    warps: int
+    warp_registers: int
+
+
+class _Room:
+    """What is free on an SM: shared memory as carved out, threads, registers of each part; and the blocks there."""
+
+    __slots__ = ("blocks", "carve_out", "parts", "registers", "smem_bytes", "threads")
+
+    def __init__(self, smem_bytes: int, threads: int) -> None:
+        self.smem_bytes = self.carve_out = smem_bytes
+        self.threads = threads
+        self.registers = REGISTERS_PER_SM
+        self.parts = [REGISTERS_PER_SM // PARTS] * PARTS
+        self.blocks = 0
+
+    def deal(self, needs: _Needs) -> list[int] | None:
+        """Registers of each part that a block would take, or None where it does not fit."""
+        if needs.smem_bytes > self.smem_bytes or needs.threads > self.threads:
+            return None
+        each, more = divmod(needs.warps, PARTS)
+        taken = [each * needs.warp_registers] * PARTS
+        if more:
+            for part in sorted(range(PARTS), key=lambda one: (-self.parts[one], one))[:more]:
+                taken[part] += needs.warp_registers
+        if any(need > free for need, free in zip(taken, self.parts, strict=True)):
+            return None
+        return taken
+
+    def change(self, needs: _Needs, taken: Sequence[int], sign: int) -> None:
+        """Take (1) or give back (-1) a block's room."""
+        self.smem_bytes -= sign * needs.smem_bytes
+        self.threads -= sign * needs.threads
+        self.registers -= sign * needs.warps * needs.warp_registers
+        self.parts = [free - sign * one for free, one in zip(self.parts, taken, strict=True)]
+        self.blocks += sign
 
 
 @dataclass(frozen=True)
@@ -51,14 +95,16 @@ class Footprint:
 
 @dataclass(eq=False)
 class Placement:
-    """Where the blocks of one kernel are: ``missing`` ones have no room yet; ``whole`` fires when all have started."""
+    """Where the blocks of one kernel are: ``missing`` ones have no room yet; ``whole`` fires when all have started.
 
-    needs: tuple[int, int, int]  # shared memory, threads, registers of a block
+    ``on``: of each SM, what each block there took of its registers' parts.
+    """
+
+    needs: _Needs
     missing: int
     carve_out: int  # shared memory of an SM that the first of its blocks sets
     whole: simpy.Event
-    stream: str = ""
-    on: dict[int, int] = field(default_factory=dict)
+    on: dict[int, list[list[int]]] = field(default_factory=dict)
 
 
 class SmSlots:
@@ -75,11 +121,7 @@ class SmSlots:
         self._free_threads = self._num_sms * self._threads_per_sm
         self._free_registers = self._num_sms * REGISTERS_PER_SM
         self._waiting: list[tuple[Footprint, simpy.Event]] = []
-        # Of each SM: shared memory as carved out, threads and registers that are free, blocks there, carve-out.
-        self._rooms = [
-            [self._smem_per_sm, self._threads_per_sm, REGISTERS_PER_SM, 0, self._smem_per_sm]
-            for _ in range(self._num_sms)
-        ]
+        self._rooms = [_Room(self._smem_per_sm, self._threads_per_sm) for _ in range(self._num_sms)]
         self._parts: list[Placement] = []  # of kernels that have not started whole, in the order of launch
 
     def footprint(self, work: Work) -> Footprint:
@@ -100,12 +142,21 @@ class SmSlots:
             work.max_blocks_per_sm,
             self._threads_per_sm // work.threads_per_block,
             self._smem_per_sm // max(1, work.smem_bytes_per_block),
-            REGISTERS_PER_SM // max(1, registers_of(work)),
+            self._most_by_registers(work),
         )
         blocks = min(work.num_blocks, self._num_sms * per_sm)
-        return Footprint(
-            blocks, blocks * work.smem_bytes_per_block, blocks * work.threads_per_block, blocks * registers_of(work)
-        )
+        registers = blocks * warps_of(work) * WARP * work.registers_per_thread
+        return Footprint(blocks, blocks * work.smem_bytes_per_block, blocks * work.threads_per_block, registers)
+
+    def _most_by_registers(self, work: Work) -> int:
+        """Blocks whose registers an empty SM holds."""
+        if not work.registers_per_thread:
+            return work.max_blocks_per_sm
+        room, needs, count = _Room(0, 0), _Needs(0, 0, warps_of(work), WARP * work.registers_per_thread), 0
+        while count < work.max_blocks_per_sm and (taken := room.deal(needs)) is not None:
+            room.change(needs, taken, 1)
+            count += 1
+        return count
 
     def _fits(self, wanted: Footprint) -> bool:
         return (
@@ -114,9 +165,12 @@ class SmSlots:
             and wanted.registers <= self._free_registers
         )
 
-    def acquire(self, wanted: Footprint) -> simpy.Event | None:
-        """Take room now and return None, or return the event that fires once the room has been given."""
-        if self._fits(wanted):
+    def acquire(self, wanted: Footprint, *, placed: bool = False) -> simpy.Event | None:
+        """Take room now and return None, or return the event that fires once the room has been given.
+
+        ``placed``: the kernel's blocks find their own room, SM by SM; here they only count for others.
+        """
+        if placed or self._fits(wanted):
             self._take(wanted)
             return None
         granted = simpy.Event(self._env)
@@ -142,21 +196,24 @@ class SmSlots:
         self._free_threads -= wanted.threads
         self._free_registers -= wanted.registers
 
-    def place(self, work: Work, held: Footprint, stream: str = "") -> Placement:
+    def place(self, work: Work, held: Footprint) -> Placement:
         """Put as many of the wave's blocks on SMs as fit now, evenly; the rest follows as others leave.
 
-        Blocks of one stream start in the order of launch.
+        Blocks start in the order of launch, of all streams: while one kernel has blocks that found no room, none of a
+        later one start. So a kernel never holds room that an earlier one, which it may wait for, cannot do without.
         """
-        needs = (
-            work.smem_bytes_per_block,
-            work.threads_per_block,
-            registers_of(work),
+        needs = _Needs(
+            work.smem_bytes_per_block, work.threads_per_block, warps_of(work), WARP * work.registers_per_thread
         )
-        have = (self._smem_per_sm, self._threads_per_sm, REGISTERS_PER_SM)
-        most = min(work.max_blocks_per_sm, *(one // max(1, need) for one, need in zip(have, needs, strict=True)))
+        most = min(
+            work.max_blocks_per_sm,
+            self._smem_per_sm // max(1, needs.smem_bytes),
+            self._threads_per_sm // needs.threads,
+            self._most_by_registers(work),
+        )
         # For as many blocks as an SM takes, without the KB of each that the system reserves: with 8 KB in a block of
         # 256 threads 64 KB do not fit beside it, with 48 KB 128 KB do. Neither is it counted when blocks are placed.
-        wanted = max(1, most) * needs[0]
+        wanted = max(1, most) * needs.smem_bytes
         placement = Placement(
             needs=needs,
             missing=held.blocks,
@@ -164,7 +221,6 @@ class SmSlots:
                 (one for one in CARVE_OUTS if one >= wanted and work.driver_carve_out), self._smem_per_sm
             ),
             whole=simpy.Event(self._env),
-            stream=stream,
         )
         self._parts.append(placement)
         self._fill()
@@ -172,38 +228,35 @@ class SmSlots:
 
     def leave(self, placement: Placement) -> None:
         """Give back the SMs of a kernel that has ended."""
-        for sm, count in placement.on.items():
-            room = self._rooms[sm]
-            for number, needed in enumerate(placement.needs):
-                room[number] += count * needed
-            room[3] -= count
+        for sm, blocks in placement.on.items():
+            for taken in blocks:
+                self._rooms[sm].change(placement.needs, taken, -1)
         placement.on.clear()
         self._fill()
 
     def _fill(self) -> None:
-        held_up: set[str] = set()
         for one in self._parts:
-            if one.stream in held_up:
-                continue
             before = -1
             while one.missing and one.missing != before:
                 before = one.missing
                 # The emptiest SMs first, one block each in a round.
-                order = sorted(range(self._num_sms), key=lambda sm: (-self._rooms[sm][2], -self._rooms[sm][0], sm))
+                rooms = self._rooms
+                order = sorted(range(self._num_sms), key=lambda sm: (-rooms[sm].registers, -rooms[sm].smem_bytes, sm))
                 for sm in order:
-                    room = self._rooms[sm]
+                    if not one.missing:
+                        break
+                    room = rooms[sm]
                     # An SM that has only blocks of this kernel becomes idle as they end, and takes the others then.
-                    if one.missing and room[3] == one.on.get(sm, 0) and (not room[3] or room[4] < one.carve_out):
-                        room[0] += one.carve_out - room[4]
-                        room[4] = one.carve_out
-                    if one.missing and all(room[number] >= need for number, need in enumerate(one.needs)):
-                        room[3] += 1
-                        for number, needed in enumerate(one.needs):
-                            room[number] -= needed
-                        one.on[sm] = one.on.get(sm, 0) + 1
+                    own = len(one.on.get(sm, ()))
+                    if room.blocks == own and (not own or room.carve_out < one.carve_out):
+                        room.smem_bytes += one.carve_out - room.carve_out
+                        room.carve_out = one.carve_out
+                    taken = room.deal(one.needs)
+                    if taken is not None:
+                        room.change(one.needs, taken, 1)
+                        one.on.setdefault(sm, []).append(taken)
                         one.missing -= 1
             if one.missing:
-                held_up.add(one.stream)
-            else:
-                one.whole.succeed()
+                break
+            one.whole.succeed()
         self._parts = [one for one in self._parts if one.missing]

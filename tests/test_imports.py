@@ -35,7 +35,8 @@ def sources() -> list[Path]:
 def part_of(path: Path) -> str:
     """The row of the table that a file falls under."""
     parts = path.relative_to(ROOT).parts
-    if parts[0] == "kernels" and (path.name == "cost.py" or parts[1:] in (("work.py",), ("costs.py",), ("code_bytes.py",))):
+    plain = (("work.py",), ("costs.py",), ("code_bytes.py",))
+    if parts[0] == "kernels" and (path.name == "cost.py" or parts[1:] in plain):
         return "cost"
     return parts[0]
 

@@ -215,7 +215,8 @@ def _tiled(
         ),
         early_bytes_in_flight_per_block=0 if config.is_mma else config.early_stages * config.stage_bytes,
         max_blocks_per_sm=2048 // config.threads,
-        registers_per_thread=64 if config.is_mma else 48,
+        # With the addresses of the peers 70 to 72 in the fma form.
+        registers_per_thread=64 if config.is_mma else 72 if sent_bytes_per_peer else 48,
         queues=True,
         passes=(multiply,),
         sent_bytes_per_peer=sent_bytes_per_peer,

@@ -120,7 +120,7 @@ def test_rates_are_below_the_nominal_one_and_a_hop_is_one_way_and_more() -> None
 
 @pytest.mark.parametrize(
     ("path", "rows", "low", "high"),
-    [("stock", (1, 8, 16), -0.09, -0.005), ("fused", (1,), -0.13, -0.10), ("fused", (8, 16), -0.055, -0.02)],
+    [("stock", (1, 8, 16), 0.0, 0.04), ("fused", (1,), -0.085, -0.05), ("fused", (8, 16), -0.075, -0.02)],
 )
 def test_errors_of_steps_over_the_link_lie_in_their_band(
     path: str, rows: tuple[int, ...], low: float, high: float
@@ -150,7 +150,7 @@ def test_errors_of_exchanges_over_the_link_lie_in_their_band() -> None:
         elif ", 1 row," in label:
             assert -0.17 <= one.error <= 0.04, label
         else:
-            assert -0.44 <= one.error <= -0.19, label
+            assert -0.57 <= one.error <= -0.11, label
 
 
 def test_one_row_of_a_welded_projection_meets_what_was_asked_of_it() -> None:

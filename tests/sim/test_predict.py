@@ -225,6 +225,6 @@ def test_a_faster_machine_is_faster() -> None:
     ):
         machine = replace(base.machine, **change)  # type: ignore[arg-type]
         for path in PATHS:
-            # Not to the last picosecond: what is launched earlier asks for its weights in front of what others wait for.
+            # Not to the last picosecond: what is launched earlier asks for weights in front of what others wait for.
             step_ps = predict(replace(base, machine=machine), find_path(path)).step_ps
             assert step_ps <= 1.001 * before[path], (change, path)
