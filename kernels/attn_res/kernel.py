@@ -288,7 +288,8 @@ def snapshot_part_kernel(
     if thread == 0:
         expect(exchange, 2 * num_sources)
     cute.arch.cluster_arrive_relaxed()
-    cute.arch.griddepcontrol_launch_dependents()
+    if cutlass.const_expr(conf.pdl):
+        cute.arch.griddepcontrol_launch_dependents()
 
     first = (rank * conf.threads + thread) * VECTOR
     query_norm, query = load_fp32(m_query_norm.iterator, first), load_fp32(m_query.iterator, first)
@@ -318,6 +319,9 @@ def snapshot_part_kernel(
     if thread + rank == 0:
         m_stats[row, 0] = maximum
         m_stats[row, 1] = denominator
+    if cutlass.const_expr(not conf.pdl):
+        # Whoever joins this launch may be let in when its blocks have left, and read early what they stored.
+        cute.arch.fence_acq_rel_gpu()
 
 
 @cute.kernel
