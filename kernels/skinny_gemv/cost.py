@@ -215,12 +215,18 @@ def _tiled(
         ),
         early_bytes_in_flight_per_block=0 if config.is_mma else config.early_stages * config.stage_bytes,
         max_blocks_per_sm=2048 // config.threads,
-        # With the addresses of the peers 70 to 72 in the fma form.
-        registers_per_thread=64 if config.is_mma else 72 if sent_bytes_per_peer else 48,
+        registers_per_thread=_registers(config, pushes=bool(sent_bytes_per_peer)),
         queues=True,
         passes=(multiply,),
         sent_bytes_per_peer=sent_bytes_per_peer,
     )
+
+
+def _registers(config: GemvConfiguration, *, pushes: bool) -> int:
+    """Of a thread, as built for sm_90a: by the 16-row tiles of a stage, or with the addresses of the peers."""
+    if not config.is_mma:
+        return 72 if pushes else 40 if config.paired else 48
+    return 64 if pushes else {1: 40, 2: 48, 3: 80}.get(config.tiling.rows_per_stage // 16, 64)
 
 
 def tiled(weights: Sequence[Weight], *, rows: int) -> Work:
