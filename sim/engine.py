@@ -398,8 +398,8 @@ class _Engine:
             yield env.timeout(ahead_ps)
             self.span(run, Phase.LATENCY, -1, -1)
         asked_ps = int(env.now)
-        # A cold stream waits for its first bytes, and so does one whose ring had filled and stood still, since nothing is
-        # under way then; filling a tensor-core pipeline is part of its set-up.
+        # A cold stream waits for its first bytes, and so does one whose ring had filled and stood still, since nothing
+        # is under way then; filling a tensor-core pipeline is part of its set-up.
         idle = early is None or early.through is None or early.through.processed
         if idle and rest and not one.num_tensor_core_setups:
             yield env.timeout(self.hbm_latency_ps)

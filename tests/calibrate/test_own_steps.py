@@ -65,8 +65,8 @@ def test_increments_add_up_to_the_step() -> None:
 
 
 AGREE = (
-    "embed.push", "kda.decode", "kda.o_proj", "mla.qkv_a_gate", "mla.attention", "dense.gate_up", "moe.front",
-    "moe.routing", "moe.experts", "head.lm_head",
+    "embed.push", "kda.in_proj", "kda.decode", "kda.o_proj", "mla.qkv_a_gate", "mla.attention", "dense.gate_up",
+    "moe.front", "moe.routing", "moe.experts", "head.attn_res", "head.lm_head",
 )  # fmt: skip
 
 

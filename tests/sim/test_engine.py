@@ -133,9 +133,11 @@ def test_early_reads_go_no_further_than_the_pipeline_is_deep(monkeypatch: Patch)
     timeline = simulate(monkeypatch, works, [call(0, "a", trigger="start"), call(1, "b", launch="pdl")], num_ranks=1)
     # a: 1000 bytes by 2100, 5000 more beside b's 5000 by 12100, and the 14000 that are left by 26100.
     assert kernel(timeline, "a").end_ps == 26_101  # half of what is there, rounded down to a byte per microsecond
-    assert spans(kernel(timeline, "b"))[-2:] == [
-        ("weights", 26_601, 27_601),
-        ("bytes in flight", 27_601, 28_601),
+    # Its ring has stood full since then, so the rest waits for its first bytes.
+    assert spans(kernel(timeline, "b"))[-3:] == [
+        ("ramp", 26_601, 26_701),
+        ("weights", 26_701, 27_701),
+        ("bytes in flight", 27_701, 28_701),
     ]
 
 
