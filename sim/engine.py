@@ -168,18 +168,17 @@ class _Engine:
         previous: _State | None = None
         for call in calls:
             state = self.states[rank, call.index]
-            early = call.launch in ("pdl", "task") and previous is not None
             # What a programmatic launch joins from another stream lets it in by its trigger too: capture makes all
             # edges of such a node programmatic (stamps of blocks: the tail begins before the shared columns are sent).
             # Its wait is for the end of all of them.
-            joined = [self.states[rank, index] for index in call.after]
-            let_in = [] if previous is None else [previous]
-            if call.launch == "pdl" and previous is not None:
-                let_in += joined
-                before = []
-            else:
-                before = joined if early or previous is None else [*joined, previous]
-                let_in = let_in if early else []
+            before, let_in = [self.states[rank, index] for index in call.after], []
+            if previous is not None:
+                if call.launch == "pdl":
+                    before, let_in = [], [previous, *before]
+                elif call.launch == "task":
+                    let_in = [previous]
+                else:
+                    before = [*before, previous]
             for needed in before:
                 if not needed.done.triggered:
                     yield needed.done
