@@ -20,7 +20,10 @@ from k3sim.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-ALL_SHARED = 100  # per cent of an SM's memory for blocks' shared memory, where it divides it with L1
+# Carve-out, in per cent. An SM divides its memory between L1 and shared memory for the blocks it runs, and a kernel
+# that wants more shared memory than that finds no room until they have left: a block of 200 KB enters beside one of
+# 8 KB where that one's kernel asked for all (H200, ``k3sim calibrate``, probe ``residency``).
+ALL_SHARED = 100
 ARCHITECTURES = ("sm_90a", "sm_100a", "sm_103a")
 _OF_CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
 

@@ -11,11 +11,11 @@ from typing import Any
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute.arch.nvvm_wrappers import inline_ptx as inline_ptx
 
+# Named in every launch here, as CUTLASS otherwise asks a device where ``min_blocks_per_mp`` is given, and a build has
+# none. What a GPU heeds is the wish of the loaded kernel, which ``compiled`` sets.
+from k3sim.kernels.compile_cache import ALL_SHARED as ALL_SHARED
+
 Words = tuple[Uint32, ...]
-# Carve-out of every launch here, in percent. An SM divides its memory between L1 and shared memory for the blocks it
-# runs, and a launch that wants more shared memory than that finds no room until they have left: a block of 200 KB
-# enters beside one of 8 KB where that one asked for all (H200, ``k3sim calibrate``, probe ``residency``).
-ALL_SHARED = 100
 _FOUR_OUT = "{{$w0}, {$w1}, {$w2}, {$w3}}"
 _FOUR_IN = "{{$r1}, {$r2}, {$r3}, {$r4}}"
 

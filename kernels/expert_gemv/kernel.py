@@ -102,8 +102,8 @@ class ExpertConfiguration:
     def register_threads(self) -> int:
         """Threads that ptxas is told of, which bounds the registers of the one launch: 72 at width 192, 80 at 384.
 
-        The 17 warps of a block take the registers of 20. With 80 a block of the tail (four warps of 96) has room
-        beside them, with 72 one of the shared experts' down-projection (twelve of 48), behind which the experts start.
+        Registers lie in four parts of an SM, of which one has five of a block's 17 warps. With 80 that part has room
+        for one warp of the tail (four of 96), with 72 for three of the shared experts' down-projection (14 of 40).
         """
         if self.part != "both":
             return NUM_THREADS
