@@ -80,8 +80,9 @@ def compiled(configuration: Hashable, build: Callable[[], Any]) -> Any:
     key = (architecture(), type(configuration), configuration)
     if key not in _compiled:
         get_cutlass()
-        _compiled[key] = function = build()
+        function = build()
         _prefer_shared_memory(function)
+        _compiled[key] = function
     return _compiled[key]
 
 
