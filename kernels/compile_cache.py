@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 # that wants more shared memory than that finds no room until they have left: a block of 200 KB enters beside one of
 # 8 KB where that one's kernel asked for all (H200, ``k3sim calibrate``, probe ``residency``).
 ALL_SHARED = 100
+# What is left is L1, and a load into registers has its place there while it is on its way. With the 28 KB that are left
+# of 256 when all is shared, an SM reads 66 GB/s by such loads, with 60 or more 134 (H200, probe ``register_loads``), and
+# loads of others wait behind those that have no place. Kernels that ask for a whole matrix so leave more of it.
+WITH_L1 = 60
 ARCHITECTURES = ("sm_90a", "sm_100a", "sm_103a")
 _OF_CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
 
@@ -72,22 +76,23 @@ def any_compiled() -> bool:
     return bool(_compiled)
 
 
-def compiled(configuration: Hashable, build: Callable[[], Any]) -> Any:
+def compiled(configuration: Hashable, build: Callable[[], Any], *, carve_out_percent: int = ALL_SHARED) -> Any:
     """The function for ``configuration`` (a frozen dataclass; its type is part of the key), built on first use.
 
-    Everything that changes the machine code belongs in ``configuration``. Build before a graph capture begins.
+    Everything that changes the machine code belongs in ``configuration``. ``carve_out_percent``: of an SM's shared
+    memory at its largest, what the kernels of it ask for. Build before a graph capture begins.
     """
     key = (architecture(), type(configuration), configuration)
     if key not in _compiled:
         get_cutlass()
         function = build()
-        _prefer_shared_memory(function)
+        _carve_out(function, carve_out_percent)
         _compiled[key] = function
     return _compiled[key]
 
 
-def _prefer_shared_memory(function: Any) -> None:
-    """Ask the driver for the largest carve-out for the kernels of a compiled function, where there is a GPU.
+def _carve_out(function: Any, percent: int) -> None:
+    """Ask the driver for a carve-out for the kernels of a compiled function, where there is a GPU.
 
     A launch of CUTLASS's takes ``preferred_smem_carveout``, and its loader (nvidia-cutlass-dsl 4.8) does not hand it
     on. Without it the driver divides an SM's memory by what the kernel itself can use, and a launch that needs more
@@ -107,9 +112,9 @@ def _prefer_shared_memory(function: Any) -> None:
     function.to(None)  # loads it
     if function.jit_module is None:
         return
-    carve_out = runtime.cudaFuncAttribute.cudaFuncAttributePreferredSharedMemoryCarveout
+    attribute = runtime.cudaFuncAttribute.cudaFuncAttributePreferredSharedMemoryCarveout
     for library in function.jit_module.cuda_library:
         count = checked(runtime.cudaLibraryGetKernelCount(library))
         for kernel in checked(runtime.cudaLibraryEnumerateKernels(count, library)):
             for device in range(torch.cuda.device_count()):
-                checked(runtime.cudaKernelSetAttributeForDevice(kernel, carve_out, ALL_SHARED, device))
+                checked(runtime.cudaKernelSetAttributeForDevice(kernel, attribute, percent, device))

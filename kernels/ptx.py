@@ -14,6 +14,7 @@ from cutlass.cute.arch.nvvm_wrappers import inline_ptx as inline_ptx
 # Named in every launch here, as CUTLASS otherwise asks a device where ``min_blocks_per_mp`` is given, and a build has
 # none. What a GPU heeds is the wish of the loaded kernel, which ``compiled`` sets.
 from k3sim.kernels.compile_cache import ALL_SHARED as ALL_SHARED
+from k3sim.kernels.compile_cache import WITH_L1 as WITH_L1
 
 Words = tuple[Uint32, ...]
 _FOUR_OUT = "{{$w0}, {$w1}, {$w2}, {$w3}}"

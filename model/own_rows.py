@@ -53,7 +53,7 @@ NEXT_PART: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "sources"
 GATHERED: dict[str, int | str] = {"rows": "rows", "hidden": "hidden"}
 SHARED_COLUMNS: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "ranks": "ranks"}
 GATHERED_LATENT: dict[str, int | str] = {"rows": "rows", "latent": "latent"}
-WAITING_ROWS = 2  # up to how many the experts wait on their SMs for the selection
+WAITING_ROWS = 8  # up to how many the experts wait on their SMs for the selection
 WHOLE_ROW: dict[str, int | str] = {"rows": "rows", "width": "hidden"}
 LAUNCHED: dict[str, object] = {"launch": "pdl", "trigger": "start"}
 # Late triggers, in front of the kernels that read and write before their wait (docs/kernels.md).
@@ -168,10 +168,10 @@ OWN_MOE_ROWS = (
     _row("moe.send_shared", "latent_tail.send_shared", SHARED_COLUMNS, on=(SIZE, WELD), stream="aux", sends="shared",
          **EARLY),
     _row("moe.routing", "router_topk.select", SELECT, off=(ROUTE,), **LAUNCHED),
-    # Released early for one or two rows in front of the experts' one launch: its blocks wait on their SMs for the
-    # selection, beside those of the shared experts' down-projection (13 layers on an H200, 2026-11-30: 676 us released
-    # late, 655 early). With more rows, or ahead of two launches, blocks that wait leave the shared experts no room
-    # (93 layers, 16 rows: 14.3 ms released late, 15.2 early), so the experts come when the selection has ended.
+    # Released early in front of the experts' one launch: its blocks wait on their SMs for the selection, beside those
+    # of the shared experts' down-projection (13 layers on an H200, 2026-11-30: 610 us at one row and 1,236 at eight,
+    # released late some 640 and 1,266). At 16 rows the shared experts then find room late (2,063 us, late 2,013), as
+    # they do at any number ahead of two launches (989 us at one row, late 934).
     # The next layer's weights are not prefetched: 12 to 48 MB behind the experts cost 6 to 100 us, in competition with
     # the chain's own reads.
     _row("moe.routing", "router_topk.gather_topk", GATHERED_LATENT, on=(SIZE, ROUTE), max_rows=WAITING_ROWS,

@@ -27,6 +27,8 @@ from k3sim.calibrate.probes import (
     loopback,
     mxfp4,
     prefetches,
+    product_chains,
+    register_loads,
     residency,
     sharing,
     split_products,
@@ -44,6 +46,7 @@ __all__ = [
 _FAMILIES = (
     hbm, latencies, l2, clocks, boundaries, synchronisation, tiny,
     copies, residency, last_block, prefetches, sharing, mxfp4, loopback, split_products,
+    register_loads, product_chains,
 )  # fmt: skip
 #: The program of all probes.
 SOURCE = PRELUDE + "".join(one.SOURCE for one in _FAMILIES)
@@ -67,4 +70,6 @@ PROBES: dict[str, Callable[[Gpu, Recorder], None]] = {
     "loopback": loopback.loopback,
     "mxfp4": mxfp4.mxfp4,
     "split_products": split_products.split_products,
+    "register_loads": register_loads.register_loads,
+    "product_chains": product_chains.product_chains,
 }

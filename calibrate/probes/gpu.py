@@ -173,7 +173,8 @@ class Gpu:
     ) -> None:
         """Launch a probe. Tensors are passed as pointers, ctypes values as they are, other numbers as int.
 
-        ``carve_out``: percent of an SM's memory that the kernel wants as shared memory, from its first launch on.
+        ``carve_out``: percent of an SM's memory that the kernel wants as shared memory, until another launch of it, or
+        the capture of one, says otherwise.
         """
         driver = self.driver
         function = self._function(name, carve_out)
@@ -218,16 +219,17 @@ class Gpu:
         )
 
     def _function(self, name: str, carve_out: int | None) -> Any:
+        attribute = self.driver.CUfunction_attribute
         if name not in self._functions:
-            attribute = self.driver.CUfunction_attribute
             function = self.call(self.driver.cuModuleGetFunction(self._module, name.encode()))
-            wanted = {attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: BLOCK_BYTES}
-            if carve_out is not None:
-                wanted[attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT] = carve_out
-            for one, value in wanted.items():
-                self.call(self.driver.cuFuncSetAttribute(function, one, value))
+            most = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self.call(self.driver.cuFuncSetAttribute(function, most, BLOCK_BYTES))
             self._functions[name] = function
-        return self._functions[name]
+        function = self._functions[name]
+        if carve_out is not None:
+            wish = attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            self.call(self.driver.cuFuncSetAttribute(function, wish, carve_out))
+        return function
 
     def graph(self, body: Callable[[], None]) -> Any:
         """The launches that ``body`` makes, as an executable graph."""

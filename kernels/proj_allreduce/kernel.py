@@ -464,7 +464,7 @@ def compile_produce(configuration: ProduceConfiguration) -> Any:
             grid=[configuration.hidden // TILE, 1, 1],
             block=[configuration.threads, 1, 1],
             stream=stream,
-            preferred_smem_carveout=ptx.ALL_SHARED,
+            preferred_smem_carveout=ptx.WITH_L1,
             use_pdl=True,
         )
 

@@ -1,0 +1,97 @@
+"""Loads into registers against what the carve-out leaves of an SM's memory as L1."""
+
+from __future__ import annotations
+
+import ctypes
+
+from k3sim.calibrate.probes.clocks import Clocks
+from k3sim.calibrate.probes.gpu import Gpu
+from k3sim.calibrate.probes.recorder import Recorder
+
+SOURCE = r"""
+// Every warp but the last streams, with U loads of 16 bytes a thread on their way. The last one chases a ring of words
+// in L2 meanwhile, one trip after the other, and records the cycles of all and whether the others still streamed then.
+template <int U> DEV void loads_and_trips(const uint4* src, u64 count, const u32* ring, int trips, u64* stamps) {
+  __shared__ u32 streaming;
+  u32 threads = blockDim.x - 32;
+  if (threadIdx.x == 0) streaming = threads / 32;
+  __syncthreads();
+  if (threadIdx.x < threads) {
+    u64 begin = gtime(), batch = (u64)threads * U;
+    u32 acc = 0;
+    for (u64 i = blockIdx.x * batch + threadIdx.x; i + batch <= count + threadIdx.x; i += gridDim.x * batch) {
+      uint4 v[U];
+#pragma unroll
+      for (int u = 0; u < U; ++u) v[u] = load4(src + i + u * threads);
+#pragma unroll
+      for (int u = 0; u < U; ++u) acc ^= fold(v[u]);
+    }
+    depend(acc);
+    if ((threadIdx.x & 31) == 0) atomicSub(&streaming, 1u);
+    if (threadIdx.x == 0) { stamps[4 * blockIdx.x] = begin; stamps[4 * blockIdx.x + 1] = gtime(); }
+  } else if (threadIdx.x == threads && trips) {
+    u64 until = clk() + 8000;  // the stream has settled
+    while (clk() < until);
+    u32 at = blockIdx.x * 64;
+    u64 from = clk();
+#pragma unroll 1
+    for (int i = 0; i < trips; ++i) at = load(ring + at);
+    depend(at);
+    u64 to = clk();
+    stamps[4 * blockIdx.x + 2] = to - from;
+    stamps[4 * blockIdx.x + 3] = *(volatile u32*)&streaming == threads / 32;
+  }
+}
+#define LOADS_AND_TRIPS(U) extern "C" __global__ void __launch_bounds__(544, 1) loads_and_trips_##U( \
+    const uint4* s, u64 n, const u32* r, int k, u64* t) { loads_and_trips<U>(s, n, r, k, t); }
+LOADS_AND_TRIPS(4) LOADS_AND_TRIPS(8) LOADS_AND_TRIPS(16)
+"""
+
+THREADS = 512
+TRIPS = 24
+
+
+def register_loads(gpu: Gpu, recorder: Recorder) -> None:
+    """Rate of plain loads, and trips of another warp of the same SM to L2, by carve-out and bytes in flight.
+
+    Isolates: the same loads with more or less of the SM's memory left as L1; on 16 SMs HBM has plenty left, so a rate
+    that the carve-out changes is the SM's. The trips are dependent loads of one thread, of words that only L2 holds
+    (``.cg``), beside the stream of its own SM. Could mislead: what the driver makes of a percentage is not reported
+    (it rounds up to one of ten sizes); the trips share the SM's load unit with sixteen warps that issue whenever they
+    can; on all SMs a trip also queues in front of HBM. ``inside`` is 1 where every stream outlasted the trips.
+    """
+    sms = gpu.num_sms
+    stamps = gpu.zeros(4 * sms)
+    words = 64 * sms
+    ring = gpu.zeros(words, "int32")
+    ring.copy_((gpu.torch.arange(words, device="cuda") + 32 * 97) % words)  # a line and more from word to word
+    hz = Clocks(gpu).hz
+
+    def case(blocks: int, loads: int, carve_out: int) -> None:
+        batch = THREADS * loads * 16
+        count = blocks * (8 << 20) // batch * batch // 16
+        args = (gpu.data, ctypes.c_uint64(count), ring, TRIPS, stamps)
+        graph = gpu.graph(
+            lambda: gpu.launch(f"loads_and_trips_{loads}", blocks, THREADS + 32, args, carve_out=carve_out)
+        )
+
+        def sampler() -> dict[str, tuple[str, list[float]]]:
+            gpu.replay(graph)
+            rates, trips, inside = [], [], []
+            for _ in range(recorder.replays // 4):
+                gpu.replay(graph)
+                gpu.stream.synchronize()
+                rows = stamps[: 4 * blocks].cpu().numpy().reshape(-1, 4)
+                rates.append(1e9 * 16 * count / float(rows[:, 1].max() - rows[:, 0].min()))
+                trips.append(1e6 * float(rows[:, 2].mean()) / TRIPS / hz)
+                inside.append(float(rows[:, 3].min()))
+            return {"read_rate": ("B/s", rates), "trip": ("us", trips), "inside": ("1", inside)}
+
+        recorder.record(
+            "register_loads", {"blocks": blocks, "bytes_in_flight_per_sm": batch, "carve_out": carve_out}, sampler
+        )
+
+    for blocks in (16, sms):
+        for loads in (4, 8, 16):
+            for carve_out in (0, 50, 75, 100):
+                case(blocks, loads, carve_out)
