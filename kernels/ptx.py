@@ -16,6 +16,10 @@ from cutlass.cute.arch.nvvm_wrappers import inline_ptx as inline_ptx
 from k3sim.kernels.compile_cache import ALL_SHARED as ALL_SHARED
 from k3sim.kernels.compile_cache import WITH_L1 as WITH_L1
 
+# Cache policy of weights and cached tokens. A step reads tens of gigabytes of them once; with the usual policy that
+# clears L2 of what it reads again: states, snapshots, machine code, tables. A stream with this one takes nothing of it
+# (docs/machines.md). What createpolicy.fractional.L2::evict_first gives for all lines.
+EVICT_FIRST = 0x12F0000000000000
 Words = tuple[Uint32, ...]
 _FOUR_OUT = "{{$w0}, {$w1}, {$w2}, {$w3}}"
 _FOUR_IN = "{{$r1}, {$r2}, {$r3}, {$r4}}"
@@ -31,6 +35,15 @@ def load_stream(g_address: Int64) -> Words:
         f"ld.global.L1::no_allocate.v4.b32 {_FOUR_OUT}, [{{$r0}}];",
         write_only_types=[Uint32] * 4,
         read_only_args=[g_address],
+    )
+
+
+def load_weights(g_address: Int64) -> Words:
+    """As ``load_stream``, of data that a step reads once: in L2 its lines are the first to go (``EVICT_FIRST``)."""
+    return inline_ptx(
+        f"ld.global.L1::no_allocate.L2::cache_hint.v4.b32 {_FOUR_OUT}, [{{$r0}}], {{$r1}};",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[g_address, Int64(EVICT_FIRST)],
     )
 
 
@@ -293,10 +306,11 @@ def barrier_expect(s_barrier: Int32, num_bytes: int) -> None:
 
 
 def bulk_copy(s_address: Int32, g_address: Int64, num_bytes: int, s_barrier: Int32) -> None:
-    """Global to shared memory by the copy engine, completion counted in bytes at ``s_barrier``; multiples of 16."""
+    """Weights to shared memory by the copy engine, completion counted in bytes at ``s_barrier``; multiples of 16."""
     inline_ptx(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{$r0}], [{$r1}], {$r2}, [{$r3}];",
-        read_only_args=[s_address, g_address, Int32(num_bytes), s_barrier],
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [{$r0}], [{$r1}], {$r2}, [{$r3}], {$r4};",
+        read_only_args=[s_address, g_address, Int32(num_bytes), s_barrier, Int64(EVICT_FIRST)],
     )
 
 
@@ -323,10 +337,13 @@ def copy_async(s_address: Int32, g_address: Int64) -> None:
 
 
 def copy_async_or_zero(s_address: Int32, g_address: Int64, num_bytes: Int32) -> None:
-    """As ``copy_async``, but only the first ``num_bytes`` (0 to 16) are read; zeros take the place of the others."""
+    """As ``copy_async``, but only the first ``num_bytes`` (0 to 16) are read; zeros take the place of the others.
+
+    Of data that a step reads once.
+    """
     inline_ptx(
-        "cp.async.cg.shared.global.L2::128B [{$r0}], [{$r1}], 16, {$r2};",
-        read_only_args=[s_address, g_address, num_bytes],
+        "cp.async.cg.shared.global.L2::cache_hint.L2::128B [{$r0}], [{$r1}], 16, {$r2}, {$r3};",
+        read_only_args=[s_address, g_address, num_bytes, Int64(EVICT_FIRST)],
     )
 
 

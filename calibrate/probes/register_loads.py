@@ -11,11 +11,10 @@ from k3sim.calibrate.probes.recorder import Recorder
 SOURCE = r"""
 // Every warp but the last streams, with U loads of 16 bytes a thread on their way. The last one chases a ring of words
 // in L2 meanwhile, one trip after the other, and records the cycles of all and whether the others still streamed then.
+// No shared memory: with some, the driver gives all of it whatever the wish.
 template <int U> DEV void loads_and_trips(const uint4* src, u64 count, const u32* ring, int trips, u64* stamps) {
-  __shared__ u32 streaming;
   u32 threads = blockDim.x - 32;
-  if (threadIdx.x == 0) streaming = threads / 32;
-  __syncthreads();
+  u32* ended = (u32*)(stamps + 4 * gridDim.x) + 32 * blockIdx.x;
   if (threadIdx.x < threads) {
     u64 begin = gtime(), batch = (u64)threads * U;
     u32 acc = 0;
@@ -27,7 +26,7 @@ template <int U> DEV void loads_and_trips(const uint4* src, u64 count, const u32
       for (int u = 0; u < U; ++u) acc ^= fold(v[u]);
     }
     depend(acc);
-    if ((threadIdx.x & 31) == 0) atomicSub(&streaming, 1u);
+    if ((threadIdx.x & 31) == 0) atomicAdd(ended, 1u);
     if (threadIdx.x == 0) { stamps[4 * blockIdx.x] = begin; stamps[4 * blockIdx.x + 1] = gtime(); }
   } else if (threadIdx.x == threads && trips) {
     u64 until = clk() + 8000;  // the stream has settled
@@ -39,7 +38,7 @@ template <int U> DEV void loads_and_trips(const uint4* src, u64 count, const u32
     depend(at);
     u64 to = clk();
     stamps[4 * blockIdx.x + 2] = to - from;
-    stamps[4 * blockIdx.x + 3] = *(volatile u32*)&streaming == threads / 32;
+    stamps[4 * blockIdx.x + 3] = load(ended) == 0;
   }
 }
 #define LOADS_AND_TRIPS(U) extern "C" __global__ void __launch_bounds__(544, 1) loads_and_trips_##U( \
@@ -57,11 +56,11 @@ def register_loads(gpu: Gpu, recorder: Recorder) -> None:
     Isolates: the same loads with more or less of the SM's memory left as L1; on 16 SMs HBM has plenty left, so a rate
     that the carve-out changes is the SM's. The trips are dependent loads of one thread, of words that only L2 holds
     (``.cg``), beside the stream of its own SM. Could mislead: what the driver makes of a percentage is not reported
-    (it rounds up to one of ten sizes); the trips share the SM's load unit with sixteen warps that issue whenever they
+    (it rounds up to one of ten sizes, and gives a kernel that uses shared memory all of it); the trips share the SM's load unit with sixteen warps that issue whenever they
     can; on all SMs a trip also queues in front of HBM. ``inside`` is 1 where every stream outlasted the trips.
     """
     sms = gpu.num_sms
-    stamps = gpu.zeros(4 * sms)
+    stamps = gpu.zeros(20 * sms)
     words = 64 * sms
     ring = gpu.zeros(words, "int32")
     ring.copy_((gpu.torch.arange(words, device="cuda") + 32 * 97) % words)  # a line and more from word to word
@@ -79,6 +78,7 @@ def register_loads(gpu: Gpu, recorder: Recorder) -> None:
             gpu.replay(graph)
             rates, trips, inside = [], [], []
             for _ in range(recorder.replays // 4):
+                stamps.zero_()
                 gpu.replay(graph)
                 gpu.stream.synchronize()
                 rows = stamps[: 4 * blocks].cpu().numpy().reshape(-1, 4)

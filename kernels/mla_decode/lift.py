@@ -71,7 +71,7 @@ def _lift_gate(
 
     along = (warp * STEPS * 32 + quad * 8) * 2
     gWeight = mValueUp + Int64(head) * head_stride + (part * OUTPUTS + group) * (2 * LATENT) + along
-    weights = [ptx.load_stream(gWeight + step * 64) for step in range(STEPS)]
+    weights = [ptx.load_weights(gWeight + step * 64) for step in range(STEPS)]
     cute.arch.griddepcontrol_wait()
     released = stamps.now()
 

@@ -155,9 +155,9 @@ def _prepare_head(
 
     along = (warp * BLOCKS_K * 32 + quad * 8) * 2
     gUp = mQueryUp + (Int64(head) * HEAD_DIM + rank * SHARE + group) * (2 * QUERY_LATENT) + along
-    up = [[ptx.load_stream(gUp + part * (16 * QUERY_LATENT) + at * 64) for part in range(3)] for at in range(BLOCKS_K)]
+    up = [[ptx.load_weights(gUp + part * (16 * QUERY_LATENT) + at * 64) for part in range(3)] for at in range(BLOCKS_K)]
     gKey = mKeyUp + Int64(head) * key_up_stride + (warp * 16 + quad) * (2 * LATENT) + rank * (2 * SLICE) + group * 16
-    key = [ptx.load_stream(gKey + i * (8 * LATENT)) for i in range(4)]
+    key = [ptx.load_weights(gKey + i * (8 * LATENT)) for i in range(4)]
     norm = [ptx.load_cached(mQueryNorm + lane * 16 + at * 512) for at in range(QUERY_LATENT // 256)]
     cute.arch.griddepcontrol_wait()
     released = stamps.now()

@@ -168,19 +168,20 @@ def _produce(
     sSums = Int32(allocator.allocate(warps * tiles_n * 8 * TILE * 4, 128).toint())  # [warp, row, output] fp32
 
     began = stamps.now()
+    if const_expr(configuration.release_early):
+        # In front of the loads: where L1 has no place for all of them, a thread gets past them late.
+        cute.arch.griddepcontrol_launch_dependents()
     along = (warp * blocks_k * 32 + quad * 8) * 2
     gWeight = mWeight + (Int64(block) * TILE + group) * (2 * depth) + along
     weights = []
     for at in range_constexpr(blocks_k):
-        weights.append((ptx.load_stream(gWeight + at * 64), ptx.load_stream(gWeight + 8 * 2 * depth + at * 64)))
+        weights.append((ptx.load_weights(gWeight + at * 64), ptx.load_weights(gWeight + 8 * 2 * depth + at * 64)))
     # What the end needs was last used a layer ago: the trips to HBM are made now. The number of the buffer may still be
     # that of the exchange before, so its line is fetched and the number read behind the wait.
     items = [tid + step * threads for step in range(-(-2 * rows * ranks // threads))]
     gPeers = [ptx.load_long(mPeers + Int64(cutlass.min(item // (2 * rows), ranks - 1)) * 8) for item in items]
     if tid == 0:
         ptx.prefetch(mControl)
-    if const_expr(configuration.release_early):
-        cute.arch.griddepcontrol_launch_dependents()
     cute.arch.griddepcontrol_wait()
     if const_expr(not configuration.release_early):
         cute.arch.griddepcontrol_launch_dependents()
@@ -332,6 +333,11 @@ def _consume_row(
     if tid % 32 == 0:
         ptx.shared_store4(sWarps + warp * 16, [ptx.float_as_bits(one) for one in sums])
     cute.arch.sync_threads()
+    # All slots of the exchange have arrived here, so this rank's ``produce`` has read the buffer's number for good. The
+    # last block to arrive turns to the next buffer; the trip is on its way while the cluster meets.
+    if const_expr(not configuration.gathered):  # noqa: SIM102 - one is of the build, the other of the thread
+        if tid == configuration.threads - 1:
+            turn_buffer(mControl, buffer, before, rows, CLUSTER * rows)
     ptx.cluster_wait()
     if tid < CLUSTER:
         block_sums = _sum_rows(sWarps, warps)
@@ -363,10 +369,6 @@ def _consume_row(
             ptx.store(gPrefix, prefix)
             ptx.store(gSlots, [Uint32(EMPTY_GATHERED)] * 4)
 
-    # The last block to arrive turns to the next buffer; every block has read this one's number by then.
-    if const_expr(not configuration.gathered):  # noqa: SIM102 - one is of the build, the other of the thread
-        if tid == 0:
-            turn_buffer(mControl, buffer, before, rows, CLUSTER * rows)
     # Launches that wait for this one rely on everything before it, ``produce`` included.
     cute.arch.griddepcontrol_wait()
     if const_expr(stamps.on()):  # noqa: SIM102 - one is of the build, the other of the thread

@@ -63,8 +63,8 @@ def _copy_async(s_address: Int32, g_address: Int64, wanted: Boolean | bool) -> N
     if wanted is False:
         return
     inline_ptx(
-        "cp.async.cg.shared.global.L2::128B [{$r0}], [{$r1}], 16;",
-        read_only_args=[s_address, g_address],
+        "cp.async.cg.shared.global.L2::cache_hint.L2::128B [{$r0}], [{$r1}], 16, {$r2};",
+        read_only_args=[s_address, g_address, Int64(ptx.EVICT_FIRST)],
         predicate=None if wanted is True else wanted,
     )
 
