@@ -139,7 +139,13 @@ def combine(weights: Sequence[Weight], *, rows: int, hidden: int, sources: int) 
 
 
 def snapshot_part(weights: Sequence[Weight], *, rows: int, hidden: int, sources: int) -> Work:
-    """The snapshots' share of one call site: four blocks a row."""
-    return _row_cluster(
+    """The snapshots' share of one call site: four blocks a row.
+
+    The pseudo-query is widened, and so waited for, before the snapshots are asked for: two trips in series. The last is
+    that of the fence behind its stores, which whoever joins it relies on.
+    """
+    work = _row_cluster(
         rows=rows, hidden=hidden, num_snapshots=sources - 1, loaded_rows=0, num_barriers=1, registers=80
     )
+    (mix,) = work.passes
+    return replace(work, passes=(replace(mix, num_dependent_loads=2), Pass(num_dependent_loads=1)))
