@@ -334,11 +334,6 @@ def _consume_row(
     if tid % 32 == 0:
         ptx.shared_store4(sWarps + warp * 16, [ptx.float_as_bits(one) for one in sums])
     cute.arch.sync_threads()
-    # All slots of the exchange have arrived here, so this rank's ``produce`` has read the buffer's number for good. The
-    # last block to arrive turns to the next buffer; the trip is on its way while the cluster meets.
-    if const_expr(not configuration.gathered):  # noqa: SIM102 - one is of the build, the other of the thread
-        if tid == configuration.threads - 1:
-            turn_buffer(mControl, buffer, before, rows, CLUSTER * rows)
     ptx.cluster_wait()
     if tid < CLUSTER:
         block_sums = _sum_rows(sWarps, warps)
@@ -370,6 +365,10 @@ def _consume_row(
             ptx.store(gPrefix, prefix)
             ptx.store(gSlots, [Uint32(EMPTY_GATHERED)] * 4)
 
+    # The last block to arrive turns to the next buffer; every block has read this one's number by then.
+    if const_expr(not configuration.gathered):  # noqa: SIM102 - one is of the build, the other of the thread
+        if tid == 0:
+            turn_buffer(mControl, buffer, before, rows, CLUSTER * rows)
     # Launches that wait for this one rely on everything before it, ``produce`` included.
     cute.arch.griddepcontrol_wait()
     if const_expr(stamps.on()):  # noqa: SIM102 - one is of the build, the other of the thread
