@@ -8,6 +8,7 @@ snapshot part that ``snapshot_sums`` prepared earlier, and normalises.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Work
 from k3sim.model.program import Weight
