@@ -264,6 +264,23 @@ def slope_of(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return mean_y - slope * mean_x, slope
 
 
+def _cold_code(read: Reader) -> list[Statement]:
+    """What a byte of straight code takes longer where the SMs do not hold it: slopes over the sizes, by warps."""
+    found = []
+    for threads in (32, 256):
+        warm = {one.parameters["code_kib"]: value for one, value in read.all(
+            "cold_code", "run", threads=threads, state="warm")}  # fmt: skip
+        points = [
+            (1024.0 * one.parameters["code_kib"], value - warm[one.parameters["code_kib"]])
+            for one, value in read.all("cold_code", "run", threads=threads, state="in_hbm")
+            if one.parameters["code_kib"] in warm
+        ]
+        if len(points) < 3:
+            raise Undetermined(f"fewer than 3 stable sizes of cold_code with {threads} threads")
+        found.append((f"cold_code threads={threads} slope", max(0.0, slope_of(points)[1])))
+    return found
+
+
 def _prefetched(read: Reader) -> list[Statement]:
     """Rate of an SM whose prefetches bring in 8 MiB: slope of the share that is there, of the share in the end."""
     issuers = 8
@@ -592,6 +609,26 @@ READINGS: tuple[Reading, ...] = (
                     )
                 )
             ),
+        ],
+    ),
+    Reading(
+        field="cold_code_s_per_byte",
+        digits=3,
+        note="What straight code of 2 to 32 KB takes longer where neither the SMs nor L2 hold it, by its length: mean "
+        "of one warp, which waits for each line, and of eight, which have enough to do meanwhile.",
+        centre=_cold_code,
+    ),
+    Reading(
+        field="product_chain_s",
+        digits=3,
+        note="mma.sync m16n8k16 in bf16, each adding to the sums of the one before, 1 to 8 warps; around: 16 warps, "
+        "and two chains a warp.",
+        centre=lambda read: [
+            one for warps in (1, 4, 8) for one in _named(read.all("product_chain", "step", chains=1, warps=warps))
+        ],
+        around=lambda read: [
+            *_named(read.all("product_chain", "step", chains=1, warps=16)),
+            *_named(read.all("product_chain", "step", chains=2, warps=1)),
         ],
     ),
     Reading(

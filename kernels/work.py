@@ -59,6 +59,7 @@ class Pass:
     num_blocks: int = 0  # blocks that take part, when not all of the kernel's do
     num_tensor_core_setups: int = 0  # scales, pipeline fill, TMEM allocation, in series
     num_tile_epilogues: int = 0  # of one block in series, two block reductions long each, beside the stream
+    num_products_in_series: int = 0  # of a warp, each adding to the sums of the one before, once its operands are there
     num_block_reductions: int = 0  # in series, after the stream
     barrier: Barrier = Barrier.NONE
     num_barriers: int = 0
@@ -80,7 +81,7 @@ class Work:
     passes: tuple[Pass, ...]
     registers_per_thread: int = 0  # as allocated; 0 where they are not known, and then they take no room
     early_bytes_in_flight_per_block: int = 0  # at once on their way before the dependency wait; 0: the whole pipeline
-    driver_carve_out: bool = False  # the driver divides the SM's memory, else all of it is wanted as shared memory
+    carve_out_percent: int | None = 100  # of an SM's shared memory at its largest that it asks for; None: the driver's
     ring_slots: int = 0  # of the load pipeline: the last slot's arithmetic begins when its bytes are there; 0: unknown
     queues: bool = False  # all bytes in flight are asked for at once, and others' trips to L2 wait behind them
     sent_bytes_per_peer: int = 0  # payload each peer receives

@@ -29,7 +29,7 @@ from k3sim.sim.timeline import KernelRun, Phase, Span, Timeline
 Steps = Generator[simpy.Event, Any, None]
 
 # Of code that ran before: straight code of 64 KB runs again at its pace, behind 192 KB of others' it is fetched anew
-# (H200, calibrate/cold_code). Which SMs a kernel's blocks ran on is not followed.
+# (H200, calibrate/probes). Which SMs a kernel's blocks ran on is not followed.
 HELD_CODE_BYTES = 64 * 1024
 
 
@@ -151,6 +151,7 @@ class _Engine:
         self.hbm_latency_ps = picoseconds(machine.hbm_latency_s)
         self.reduction_ps = picoseconds(machine.block_reduction_s)
         self.setup_ps = picoseconds(machine.tensor_core_setup_s)
+        self.product_chain_ps = picoseconds(machine.product_chain_s)
         self.visibility_ps = picoseconds(machine.nvlink_visibility_s)
         self.slot_ps = picoseconds(machine.slot_visibility_s)
         self.barrier_ps = {
@@ -603,8 +604,11 @@ class _Engine:
         self.span(run, Phase.L2, -1, -1)
 
     def compute_ps(self, one: Pass, sms: int) -> float:
-        """Arithmetic of a pass on the SMs that run it, or its chain of tile epilogues where that is longer."""
-        return max(self.flops_ps(one, sms), 2 * one.num_tile_epilogues * self.reduction_ps)
+        """Arithmetic of a pass on the SMs that run it, or its longest chain where that takes longer."""
+        chain_ps = max(
+            2 * one.num_tile_epilogues * self.reduction_ps, one.num_products_in_series * self.product_chain_ps
+        )
+        return max(self.flops_ps(one, sms), chain_ps)
 
     def flops_ps(self, one: Pass, sms: int) -> float:
         machine = self.machine

@@ -128,6 +128,8 @@ class Machine:
     last_block_s: float = field(metadata=_unit("s", zero=True))
     counter_handoff_s: float = field(metadata=_unit("s", zero=True))
     tensor_core_setup_s: float = field(metadata=_unit("s", zero=True))
+    # From one mma.sync of a warp to the next that adds to its sums
+    product_chain_s: float = field(metadata=_unit("s", zero=True))
 
     # Arithmetic, dense; zero where the chip lacks the format
     fp32_fma_per_clock_per_sm: float = field(metadata=_unit("FMA/clock/SM"))

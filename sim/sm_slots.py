@@ -7,14 +7,21 @@ Kernels whose registers are known are placed SM by SM: a block with 200 KB of sh
 that holds the registers, nor on an SM whose shared memory was carved out for less and that is not idle since. Such a
 kernel starts with the blocks that fit; the others follow when room is left, and only then has all of it started. Blocks
 start in the order of launch: while a kernel has blocks left to start, no later one's do, on whatever stream (stamps of
-blocks on an H200: the shared experts' begin when the last block of the routed ones, launched before, has begun). Probes
-(``residency``) agree, one cause at a time: 200 KB start beside 48 KB that prefer all of an SM's memory as shared, and
-not beside 8 KB that leave the choice to the driver, until the SM is idle; then they start 0.2 us after the last block
-there has ended (``block_refill_s``), with no launch in between.
+blocks on an H200: the shared experts' begin when the last block of the routed ones, launched before, has begun).
+
+A block's shared memory is one piece. A block that came while another held the bottom stays above the hole that this one
+leaves, and a third finds no room though there are bytes enough in all. That is inferred from stamps: blocks of 142 KB
+beside ones of 66 KB that had come in above ones of 74 KB, gone since, begin when those of 66 KB end, and at once where
+none came (H200, 13 layers, 2026-11-30); no probe isolates it yet.
+
+Probes (``residency``) agree with the rest, one cause at a time: 200 KB start beside 48 KB that prefer all of an SM's
+memory as shared, and not beside 8 KB that leave the choice to the driver, until the SM is idle; then they start 0.2 us
+after the last block there has ended (``block_refill_s``), with no launch in between.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -49,21 +56,45 @@ class _Needs:
     warp_registers: int
 
 
-class _Room:
-    """What is free on an SM: shared memory as carved out, threads, registers of each part; and the blocks there."""
+@dataclass(frozen=True)
+class _Share:
+    """What a block has of an SM beyond its threads: where its shared memory begins, registers of each part."""
 
-    __slots__ = ("blocks", "carve_out", "parts", "registers", "smem_bytes", "threads")
+    smem_at: int
+    parts: Sequence[int]
+
+
+class _Room:
+    """What is free on an SM: shared memory as carved out, threads, registers of each part; and the blocks there.
+
+    ``spans``: of shared memory that blocks hold, first and next byte, in order.
+    """
+
+    __slots__ = ("blocks", "carve_out", "parts", "registers", "smem_bytes", "spans", "threads")
 
     def __init__(self, smem_bytes: int, threads: int) -> None:
         self.smem_bytes = self.carve_out = smem_bytes
         self.threads = threads
         self.registers = REGISTERS_PER_SM
         self.parts = [REGISTERS_PER_SM // PARTS] * PARTS
+        self.spans: list[tuple[int, int]] = []
         self.blocks = 0
 
-    def deal(self, needs: _Needs) -> list[int] | None:
-        """Registers of each part that a block would take, or None where it does not fit."""
+    def hole(self, num_bytes: int) -> int | None:
+        """Where ``num_bytes`` of shared memory in one piece begin, at the lowest, or None."""
+        begin = 0
+        for first, following in self.spans:
+            if first - begin >= num_bytes:
+                return begin
+            begin = following
+        return begin if self.carve_out - begin >= num_bytes else None
+
+    def deal(self, needs: _Needs) -> _Share | None:
+        """What a block would take, or None where it does not fit."""
         if needs.smem_bytes > self.smem_bytes or needs.threads > self.threads:
+            return None
+        at = self.hole(needs.smem_bytes)
+        if at is None:
             return None
         each, more = divmod(needs.warps, PARTS)
         taken = [each * needs.warp_registers] * PARTS
@@ -72,14 +103,19 @@ class _Room:
                 taken[part] += needs.warp_registers
         if any(need > free for need, free in zip(taken, self.parts, strict=True)):
             return None
-        return taken
+        return _Share(at, taken)
 
-    def change(self, needs: _Needs, taken: Sequence[int], sign: int) -> None:
+    def change(self, needs: _Needs, taken: _Share, sign: int) -> None:
         """Take (1) or give back (-1) a block's room."""
+        span = taken.smem_at, taken.smem_at + needs.smem_bytes
+        if needs.smem_bytes and sign > 0:
+            bisect.insort(self.spans, span)
+        elif needs.smem_bytes:
+            self.spans.remove(span)
         self.smem_bytes -= sign * needs.smem_bytes
         self.threads -= sign * needs.threads
         self.registers -= sign * needs.warps * needs.warp_registers
-        self.parts = [free - sign * one for free, one in zip(self.parts, taken, strict=True)]
+        self.parts = [free - sign * one for free, one in zip(self.parts, taken.parts, strict=True)]
         self.blocks += sign
 
 
@@ -97,14 +133,14 @@ class Footprint:
 class Placement:
     """Where the blocks of one kernel are: ``missing`` ones have no room yet; ``whole`` fires when all have started.
 
-    ``on``: of each SM, what each block there took of its registers' parts.
+    ``on``: of each SM, what each block there took.
     """
 
     needs: _Needs
     missing: int
     carve_out: int  # shared memory of an SM that the first of its blocks sets
     whole: simpy.Event
-    on: dict[int, list[list[int]]] = field(default_factory=dict)
+    on: dict[int, list[_Share]] = field(default_factory=dict)
 
 
 class SmSlots:
@@ -211,14 +247,17 @@ class SmSlots:
             self._threads_per_sm // needs.threads,
             self._most_by_registers(work),
         )
-        # For as many blocks as an SM takes, without the KB of each that the system reserves: with 8 KB in a block of
-        # 256 threads 64 KB do not fit beside it, with 48 KB 128 KB do. Neither is it counted when blocks are placed.
+        # By the driver: for as many blocks as an SM takes, without the KB of each that the system reserves: with 8 KB in
+        # a block of 256 threads 64 KB do not fit beside it, with 48 KB 128 KB do. Neither is it counted when blocks are
+        # placed.
         wanted = max(1, most) * needs.smem_bytes
+        if work.carve_out_percent is not None:
+            wanted = max(needs.smem_bytes, self._smem_per_sm * work.carve_out_percent // 100)
         placement = Placement(
             needs=needs,
             missing=held.blocks,
             carve_out=next(
-                (one for one in CARVE_OUTS if one >= wanted and work.driver_carve_out), self._smem_per_sm
+                (one for one in CARVE_OUTS if wanted <= one <= self._smem_per_sm), self._smem_per_sm
             ),
             whole=simpy.Event(self._env),
         )

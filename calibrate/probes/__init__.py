@@ -19,6 +19,7 @@ from collections.abc import Callable
 from k3sim.calibrate.probes import (
     boundaries,
     clocks,
+    cold_code,
     copies,
     hbm,
     l2,
@@ -46,7 +47,7 @@ __all__ = [
 _FAMILIES = (
     hbm, latencies, l2, clocks, boundaries, synchronisation, tiny,
     copies, residency, last_block, prefetches, sharing, mxfp4, loopback, split_products,
-    register_loads, product_chains,
+    register_loads, product_chains, cold_code,
 )  # fmt: skip
 #: The program of all probes.
 SOURCE = PRELUDE + "".join(one.SOURCE for one in _FAMILIES)
@@ -72,4 +73,5 @@ PROBES: dict[str, Callable[[Gpu, Recorder], None]] = {
     "split_products": split_products.split_products,
     "register_loads": register_loads.register_loads,
     "product_chains": product_chains.product_chains,
+    "cold_code": cold_code.cold_code,
 }

@@ -55,9 +55,10 @@ def register_loads(gpu: Gpu, recorder: Recorder) -> None:
 
     Isolates: the same loads with more or less of the SM's memory left as L1; on 16 SMs HBM has plenty left, so a rate
     that the carve-out changes is the SM's. The trips are dependent loads of one thread, of words that only L2 holds
-    (``.cg``), beside the stream of its own SM. Could mislead: what the driver makes of a percentage is not reported
-    (it rounds up to one of ten sizes, and gives a kernel that uses shared memory all of it); the trips share the SM's load unit with sixteen warps that issue whenever they
-    can; on all SMs a trip also queues in front of HBM. ``inside`` is 1 where every stream outlasted the trips.
+    (``.cg``), beside the stream of its own SM. Could mislead: what the driver makes of a percentage is not reported (it
+    rounds up to one of ten sizes, and gives a kernel that uses shared memory all of it); the trips share the SM's load
+    unit with sixteen warps that issue whenever they can; on all SMs a trip also queues in front of HBM. ``inside`` is 1
+    where every stream outlasted the trips.
     """
     sms = gpu.num_sms
     stamps = gpu.zeros(20 * sms)

@@ -110,7 +110,7 @@ def _row_cluster(
         bytes_in_flight_per_block=32 * 1024,
         max_blocks_per_sm=4,
         registers_per_thread=registers,
-        driver_carve_out=True,
+        carve_out_percent=None,
         passes=(
             Pass(
                 num_dependent_loads=1,

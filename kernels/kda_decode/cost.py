@@ -67,7 +67,7 @@ def cluster(
         bytes_in_flight_per_block=192 * 1024 if streams else state_bytes // heads // blocks_per_head + 8 * 1024,
         max_blocks_per_sm=1 if streams else 2,
         registers_per_thread=168 if streams or blocks_per_head == 4 else 128,
-        driver_carve_out=True,
+        carve_out_percent=None,
         passes=(
             Pass(
                 num_dependent_loads=1,

@@ -99,21 +99,22 @@ def up_after_sum(weights: Sequence[Weight], *, rows: int, hidden: int, latent: i
 
 
 UP_OUTPUTS = 8  # of a block of ``up_cluster``
+UP_WARPS = 4
 
 
 def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int) -> Work:
     """``up_after_sum`` as the project runs it: the weights in shared memory before the wait, the sum over a cluster.
 
     A block sums an eighth of the latent, two rows at a time, and sends it to its cluster; products, the sum over
-    warps, the shared experts' slots. A warp's products are a chain of 28, of some 40 cycles each, which takes as long
-    as three meetings of a block.
+    warps, the shared experts' slots. A warp's products are a chain for each eight rows, over its share of the latent in
+    steps of 32.
     """
     (one,) = weights
     taken = min(rows, MAX_ROWS)  # that the kernel has room for
     row_bytes = 2 * latent + 64  # in shared memory, with padding
     return Work(
         num_blocks=one.num_outputs // UP_OUTPUTS,
-        threads_per_block=128,
+        threads_per_block=32 * UP_WARPS,
         smem_bytes_per_block=UP_OUTPUTS * row_bytes + taken * (row_bytes + 16 * ranks + 80) + -(-taken // 8) * 1024 + 8,
         bytes_in_flight_per_block=UP_OUTPUTS * latent * BF16_BYTES,
         max_blocks_per_sm=1,
@@ -131,7 +132,8 @@ def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int
                 reads=(Read(region=one.region, num_bytes=one.num_bytes, early=True),),
                 flops=2.0 * -(-rows // 8) * 16 * one.num_outputs * one.depth,
                 unit=Unit.BF16,
-                num_block_reductions=3 * -(-rows // 8) + 2,
+                num_products_in_series=-(-rows // 8) * (latent // 32 // UP_WARPS),
+                num_block_reductions=2,
             ),
         ),
         sent_bytes_per_peer=rows * one.num_outputs * BF16_BYTES,

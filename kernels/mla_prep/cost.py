@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from k3sim.kernels.compile_cache import WITH_L1
 from k3sim.kernels.work import Barrier, Pass, Read, Work
 from k3sim.model.program import Weight
 
@@ -25,6 +26,7 @@ def fused(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int
         bytes_in_flight_per_block=48 * 1024,
         max_blocks_per_sm=1,
         registers_per_thread=208,
+        carve_out_percent=WITH_L1,
         passes=(
             Pass(
                 num_dependent_loads=1,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from k3sim.kernels.compile_cache import WITH_L1
 from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES, ring
 from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
@@ -44,6 +45,7 @@ def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
         max_blocks_per_sm=2048 // (32 * warps),
         registers_per_thread=72 if blocks_k // warps <= 6 else 128,
         queues=True,
+        carve_out_percent=WITH_L1,
         passes=(
             Pass(
                 num_dependent_loads=1,
@@ -51,6 +53,7 @@ def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
                 reads=(Read(region=one.region, num_bytes=one.num_bytes, early=True),),
                 flops=2.0 * -(-rows // 8) * 8 * one.num_outputs * one.depth,
                 unit=Unit.BF16,
+                num_products_in_series=blocks_k // warps,
                 num_block_reductions=2,
             ),
         ),

@@ -67,6 +67,7 @@ UNITS = {
     "last_block_s": "s",
     "counter_handoff_s": "s",
     "tensor_core_setup_s": "s",
+    "product_chain_s": "s",
     "fp32_fma_per_clock_per_sm": "FMA/clock/SM",
     "bf16_flops": "FLOP/s",
     "fp8_flops": "FLOP/s",

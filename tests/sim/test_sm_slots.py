@@ -123,7 +123,7 @@ HOPPER = replace(
 
 
 def placed(sms: SmSlots, **shape: int) -> Placement:
-    one = replace(work(NOTHING, max_blocks_per_sm=8, driver_carve_out=True), **shape)
+    one = replace(work(NOTHING, max_blocks_per_sm=8, carve_out_percent=None), **shape)
     return sms.place(one, sms.footprint(one))
 
 

@@ -60,6 +60,7 @@ TINY = replace(
     last_block_s=35 * PS,
     counter_handoff_s=40 * PS,
     tensor_core_setup_s=50 * PS,
+    product_chain_s=0.0,
     fp32_fma_per_clock_per_sm=1.0,
     bf16_flops=20e12,
     fp8_flops=40e12,
