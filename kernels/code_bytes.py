@@ -2,8 +2,8 @@
 
 Sizes of the entry functions for sm_90a, TP16, one row (``k3sim kernels build --arch sm_90a``), which the tests hold to
 within a third. A launch whose code is no longer in the instruction caches of its SMs waits for it (``sim/engine.py``).
-cuBLAS's kernels are not the project's to take apart; 20 KB is assumed of them, within the 14 to 24 KB that products lost
-the time of behind a launch that evicts code (0.2 to 0.4 us, H200, 2026-11-30; those samples were not kept).
+cuBLAS's kernels are not the project's to take apart; 20 KB is assumed of them, within the 14 to 24 KB that products
+lost the time of behind a launch that evicts code (0.2 to 0.4 us, H200, 2026-11-30; those samples were not kept).
 """
 
 from __future__ import annotations

@@ -247,9 +247,8 @@ class SmSlots:
             self._threads_per_sm // needs.threads,
             self._most_by_registers(work),
         )
-        # By the driver: for as many blocks as an SM takes, without the KB of each that the system reserves: with 8 KB in
-        # a block of 256 threads 64 KB do not fit beside it, with 48 KB 128 KB do. Neither is it counted when blocks are
-        # placed.
+        # By the driver: for as many blocks as an SM takes, without the KB of each that the system reserves. With 8 KB in
+        # a block of 256 threads 64 KB do not fit beside it, with 48 KB 128 KB do. Neither is it counted when placing.
         wanted = max(1, most) * needs.smem_bytes
         if work.carve_out_percent is not None:
             wanted = max(needs.smem_bytes, self._smem_per_sm * work.carve_out_percent // 100)

@@ -187,6 +187,8 @@ PLANTED_READINGS = {
     "fp4_weights_per_clock_per_sm": ("mxfp4_rate", "weights_per_clock", 1.7),
     "loopback_visibility_s": ("looped_back_push", "one_way", 1.5),
     "loopback_slot_s": ("looped_back_push", "one_way", 1.5),
+    "product_chain_s": ("product_chain", "step", 1.4),
+    "cold_code_s_per_byte": ("cold_code", "run", 1.5),
 }
 
 

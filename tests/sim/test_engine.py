@@ -68,6 +68,15 @@ def test_code_that_is_not_held_is_waited_for_behind_the_dependency(monkeypatch: 
     assert cold_ps("a", "c", "a", "b", "c") == [200, 500, 200, 300, 500]
 
 
+def test_products_in_series_end_no_sooner_than_their_chain(monkeypatch: Patch) -> None:
+    """Behind the first bytes they run beside the stream, and what is longer shows."""
+    machine = replace(TINY, product_chain_s=20 * PS)
+    for num_products, compute_ps in ((0, 0), (10, 0), (100, 1000)):
+        chain = work(Pass(reads=(reads(1000),), num_products_in_series=num_products))
+        run = kernel(simulate(monkeypatch, {"a": chain}, [call(0, "a")], machine, num_ranks=1), "a")
+        assert sum(end - start for phase, start, end in spans(run) if phase == "compute") == compute_ps, num_products
+
+
 def test_code_of_public_kernels_does_not_count(monkeypatch: Patch) -> None:
     machine = replace(TINY, cold_code_s_per_byte=0.01 * PS)
     timeline = simulate(monkeypatch, {"a": stream(1000)}, [call(0, "a")], machine, num_ranks=1)

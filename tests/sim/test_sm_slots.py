@@ -219,3 +219,35 @@ def test_blocks_start_in_the_order_of_launch() -> None:
     assert large.missing == 4 and behind.missing == 1
     sms.leave(running)
     assert large.whole.triggered and behind.whole.triggered
+
+
+def test_a_block_needs_its_shared_memory_in_one_piece() -> None:
+    """A block that has left leaves a hole, and there is a second above: neither is what a large third block needs."""
+    for first, third, fits in ((60, 85, False), (0, 85, True), (60, 50, True), (60, 30, True), (96, 95, True)):
+        sms = SmSlots(simpy.Environment(), HOPPER)
+        shape = {"num_blocks": 4, "threads_per_block": 256, "registers_per_thread": 32}
+
+        def place(kib: int, sms: SmSlots = sms, shape: dict[str, int] = shape) -> Placement:
+            one = replace(work(NOTHING, max_blocks_per_sm=1), smem_bytes_per_block=1024 * kib, **shape)
+            return sms.place(one, sms.footprint(one))
+
+        below = place(first)
+        above = place(128)
+        sms.leave(below)
+        late = place(third)
+        assert late.whole.triggered is fits, (first, third)
+        sms.leave(above)
+        assert late.whole.triggered
+        sms.leave(late)
+        assert place(227).whole.triggered  # nothing of it is left
+
+
+def test_a_kernel_that_asks_for_a_part_of_an_sm_as_shared_memory_keeps_large_blocks_out() -> None:
+    """60 % become 164 KB: a block of 150 KB starts beside one of 8 KB, and one of 160 KB does not."""
+    for kib, beside in ((150, True), (160, False)):
+        sms = SmSlots(simpy.Environment(), HOPPER)
+        shape = {"num_blocks": 4, "threads_per_block": 256, "registers_per_thread": 32, "max_blocks_per_sm": 1}
+        one = replace(work(NOTHING), smem_bytes_per_block=8 * 1024, carve_out_percent=60, **shape)
+        sms.place(one, sms.footprint(one))
+        other = replace(work(NOTHING), smem_bytes_per_block=1024 * kib, **shape)
+        assert sms.place(other, sms.footprint(other)).whole.triggered is beside, kib
