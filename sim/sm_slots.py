@@ -177,7 +177,7 @@ class SmSlots:
         per_sm = min(
             work.max_blocks_per_sm,
             self._threads_per_sm // work.threads_per_block,
-            self._smem_per_sm // max(1, work.smem_bytes_per_block),
+            self._carve_out(work) // max(1, work.smem_bytes_per_block),
             self._most_by_registers(work),
         )
         blocks = min(work.num_blocks, self._num_sms * per_sm)
@@ -193,6 +193,25 @@ class SmSlots:
             room.change(needs, taken, 1)
             count += 1
         return count
+
+    def _carve_out(self, work: Work) -> int:
+        """Shared memory of an idle SM when a block of the kernel comes.
+
+        By the driver it is for as many blocks as an SM takes, without the KB of each that the system reserves: with 8
+        KB in a block of 256 threads 64 KB do not fit beside it, with 48 KB 128 KB do.
+        """
+        smem_bytes = work.smem_bytes_per_block
+        if work.carve_out_percent is not None:
+            wanted = max(smem_bytes, self._smem_per_sm * work.carve_out_percent // 100)
+        else:
+            most = min(
+                work.max_blocks_per_sm,
+                self._smem_per_sm // max(1, smem_bytes),
+                self._threads_per_sm // work.threads_per_block,
+                self._most_by_registers(work),
+            )
+            wanted = max(1, most) * smem_bytes
+        return next((one for one in CARVE_OUTS if wanted <= one <= self._smem_per_sm), self._smem_per_sm)
 
     def _fits(self, wanted: Footprint) -> bool:
         return (
@@ -241,23 +260,10 @@ class SmSlots:
         needs = _Needs(
             work.smem_bytes_per_block, work.threads_per_block, warps_of(work), WARP * work.registers_per_thread
         )
-        most = min(
-            work.max_blocks_per_sm,
-            self._smem_per_sm // max(1, needs.smem_bytes),
-            self._threads_per_sm // needs.threads,
-            self._most_by_registers(work),
-        )
-        # By the driver: for as many blocks as an SM takes, without the KB of each that the system reserves. With 8 KB in
-        # a block of 256 threads 64 KB do not fit beside it, with 48 KB 128 KB do. Neither is it counted when placing.
-        wanted = max(1, most) * needs.smem_bytes
-        if work.carve_out_percent is not None:
-            wanted = max(needs.smem_bytes, self._smem_per_sm * work.carve_out_percent // 100)
         placement = Placement(
             needs=needs,
             missing=held.blocks,
-            carve_out=next(
-                (one for one in CARVE_OUTS if wanted <= one <= self._smem_per_sm), self._smem_per_sm
-            ),
+            carve_out=self._carve_out(work),
             whole=simpy.Event(self._env),
         )
         self._parts.append(placement)

@@ -59,7 +59,7 @@ def test_a_refit_writes_the_profile_and_a_page(folder: Path, capsys: Capture) ->
     values = {one["field"]: one for one in document["values"]}
     assert values["grid_barrier_s"]["value"] == 9.27e-07
     assert [case["central"] for case in values["grid_barrier_s"]["cases"]] == [True, False, False]
-    assert len(document["refused"]) == 65
+    assert len(document["refused"]) == 72
     text = (folder / document["files"]["html"]).read_text(encoding="utf-8")
     assert "tensor_core_setup_s" in text and "http-equiv=\"Content-Security-Policy\"" in text
 
@@ -67,7 +67,7 @@ def test_a_refit_writes_the_profile_and_a_page(folder: Path, capsys: Capture) ->
 def test_a_refit_prints_a_table(folder: Path, capsys: Capture) -> None:
     assert run("calibrate", "--from", str(DATA / "h200-primitives.json"), "--machine-out", "mine.json") == 0
     shown = capsys.readouterr().out
-    for words in ("1301 samples, 65 refused", "l2_effective_bytes", "joint", "not determined, no probe", "mine.json"):
+    for words in ("1445 samples, 72 refused", "l2_effective_bytes", "joint", "not determined, no probe", "mine.json"):
         assert words in shown
     assert load_machine("mine.json").name == "mine"
 

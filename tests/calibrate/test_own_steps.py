@@ -37,7 +37,7 @@ def test_labels_tell_switch_sets_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "low", "high"), [("stock", -0.055, 0.0), ("fused", -0.15, 0.03)]
+    ("kind", "low", "high"), [("stock", -0.055, 0.0), ("fused", -0.105, 0.075)]
 )
 def test_errors_of_whole_steps_lie_in_their_band(kind: str, low: float, high: float) -> None:
     errors = {label: row.error for label, row in STEPS.items() if label.startswith(f"h200: {kind},")}
@@ -48,7 +48,7 @@ def test_errors_of_whole_steps_lie_in_their_band(kind: str, low: float, high: fl
 
 @pytest.mark.parametrize(
     ("switch", "low", "high"),
-    [("size-matched", 0.84, 1.02), ("welded", 0.63, 0.80), ("shared-routing", 0.68, 0.85)],
+    [("size-matched", 0.94, 1.10), ("welded", 0.84, 1.0), ("shared-routing", 0.68, 0.85)],
 )
 def test_what_a_switch_is_worth_is_predicted(switch: str, low: float, high: float) -> None:
     """Predicted over measured cost of leaving one out."""
@@ -65,8 +65,8 @@ def test_increments_add_up_to_the_step() -> None:
 
 
 AGREE = (
-    "embed.push", "kda.in_proj", "kda.decode", "kda.o_proj", "mla.qkv_a_gate", "mla.attention", "dense.gate_up",
-    "moe.front", "moe.routing", "moe.experts", "head.attn_res", "head.lm_head",
+    "embed.push", "kda.o_proj", "mla.qkv_a_gate", "mla.attention", "moe.front", "moe.routing", "moe.experts",
+    "head.attn_res", "head.lm_head",
 )  # fmt: skip
 
 
