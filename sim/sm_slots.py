@@ -89,6 +89,13 @@ class _Room:
             begin = following
         return begin if self.carve_out - begin >= num_bytes else None
 
+    def close_up(self, needs: _Needs, shares: list[_Share]) -> None:
+        """Move the blocks of ``shares``, all that are here, to the bottom: as they would lie if each came anew."""
+        for number, share in enumerate(shares):
+            shares[number] = _Share(number * needs.smem_bytes, share.parts)
+        if needs.smem_bytes:
+            self.spans = [(one.smem_at, one.smem_at + needs.smem_bytes) for one in shares]
+
     def deal(self, needs: _Needs) -> _Share | None:
         """What a block would take, or None where it does not fit."""
         if needs.smem_bytes > self.smem_bytes or needs.threads > self.threads:
@@ -291,10 +298,12 @@ class SmSlots:
                         break
                     room = rooms[sm]
                     # An SM that has only blocks of this kernel becomes idle as they end, and takes the others then.
-                    own = len(one.on.get(sm, ()))
-                    if room.blocks == own and (not own or room.carve_out < one.carve_out):
-                        room.smem_bytes += one.carve_out - room.carve_out
-                        room.carve_out = one.carve_out
+                    own = one.on.get(sm, [])
+                    if room.blocks == len(own):
+                        if not own or room.carve_out < one.carve_out:
+                            room.smem_bytes += one.carve_out - room.carve_out
+                            room.carve_out = one.carve_out
+                        room.close_up(one.needs, own)
                     taken = room.deal(one.needs)
                     if taken is not None:
                         room.change(one.needs, taken, 1)

@@ -251,3 +251,20 @@ def test_a_kernel_that_asks_for_a_part_of_an_sm_as_shared_memory_keeps_large_blo
         sms.place(one, sms.footprint(one))
         other = replace(work(NOTHING), smem_bytes_per_block=1024 * kib, **shape)
         assert sms.place(other, sms.footprint(other)).whole.triggered is beside, kib
+
+
+def test_a_kernel_whose_own_blocks_lie_scattered_still_gets_its_whole_wave() -> None:
+    """Its first block on an SM came above one that has left; the second takes the place of both holes."""
+    sms = SmSlots(simpy.Environment(), HOPPER)
+    shape = {"threads_per_block": 256, "registers_per_thread": 128, "carve_out_percent": None}
+    small = replace(
+        work(NOTHING, max_blocks_per_sm=4), num_blocks=4, threads_per_block=224, registers_per_thread=80,
+        smem_bytes_per_block=8 * 1024, carve_out_percent=None,
+    )  # fmt: skip
+    held = sms.place(small, sms.footprint(small))
+    wave = replace(work(NOTHING, max_blocks_per_sm=2), num_blocks=8, smem_bytes_per_block=16 * 1024, **shape)
+    placement = sms.place(wave, sms.footprint(wave))
+    sms.leave(held)
+    assert placement.whole.triggered
+    sms.leave(placement)
+    assert all(not room.spans and room.smem_bytes == room.carve_out for room in sms._rooms)
