@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from k3sim.errors import UserError
+from k3sim.kernels.work import WITH_L1 as WITH_L1
 
 if TYPE_CHECKING:
     import torch
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 # that wants more shared memory than that finds no room until they have left: a block of 200 KB enters beside one of
 # 8 KB where that one's kernel asked for all (H200, ``k3sim calibrate``, probe ``residency``).
 ALL_SHARED = 100
-# What is left is L1, and a load into registers has its place there while it is on its way. With the 28 KB that are left
-# of 256 when all is shared, an SM reads 66 GB/s by such loads, with 60 or more 134 (H200, probe ``register_loads``);
-# and loads of others wait behind those that have no place. Kernels that ask for a whole matrix so leave more of it.
-WITH_L1 = 60
 ARCHITECTURES = ("sm_90a", "sm_100a", "sm_103a")
 _OF_CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
 

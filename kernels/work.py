@@ -11,6 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+# Carve-out, in per cent of an SM's shared memory at its largest, of kernels that load a whole matrix into registers.
+# What is left is L1, and a load into registers has its place there while it is on its way. With the 28 KB that are left
+# of 256 when all is shared, an SM reads 66 GB/s by such loads, with 60 or more 134 (H200, probe ``register_loads``);
+# and loads of others wait behind those that have no place. Kernels that ask for a whole matrix so leave more of it.
+WITH_L1 = 60
+
 
 class ReadKind(str, Enum):
     WEIGHTS = "weights"

@@ -83,7 +83,8 @@ def register_loads(gpu: Gpu, recorder: Recorder) -> None:
                 gpu.replay(graph)
                 gpu.stream.synchronize()
                 rows = stamps[: 4 * blocks].cpu().numpy().reshape(-1, 4)
-                rates.append(1e9 * 16 * count / float(rows[:, 1].max() - rows[:, 0].min()))
+                span_ns = max(1.0, float(rows[:, 1].max() - rows[:, 0].min()))
+                rates.append(1e9 * 16 * count / span_ns)
                 trips.append(1e6 * float(rows[:, 2].mean()) / TRIPS / hz)
                 inside.append(float(rows[:, 3].min()))
             return {"read_rate": ("B/s", rates), "trip": ("us", trips), "inside": ("1", inside)}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from k3sim.kernels.compile_cache import WITH_L1
-from k3sim.kernels.work import Barrier, Pass, Read, Work
+from k3sim.kernels.work import WITH_L1, Barrier, Pass, Read, Work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2

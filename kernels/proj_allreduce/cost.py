@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from k3sim.kernels.compile_cache import WITH_L1
 from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES, ring
-from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
+from k3sim.kernels.work import WITH_L1, Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
 TILE = 16  # outputs of a block of ``produce_whole``

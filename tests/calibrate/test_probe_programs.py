@@ -20,7 +20,8 @@ def kinds(name: str) -> list[str]:
     """Of a kernel's parameters: pointer, u64 or int."""
     made = re.sub(r"_\d+$", "_##", name)
     for macro, of in (("large_##", "large_##ID"), ("tiny_##", "tiny_##ID"), ("stream_loads_##", "stream_loads_##U"),
-                      ("push_rounds_##", "push_rounds_##N")):  # fmt: skip
+                      ("push_rounds_##", "push_rounds_##N"), ("loads_and_trips_##", "loads_and_trips_##U"),
+                      ("product_chain_##", "product_chain_##N")):  # fmt: skip
         if made == macro:
             text = re.search(re.escape(of) + r"\(([^)]*)\)", SOURCE)
             assert text, name
@@ -48,6 +49,7 @@ class OnPaper:
             randint=lambda low, high, size, **_: torch.empty(size, dtype=torch.int32),
             randn=lambda *size, **_: torch.ones(*size),
             randperm=lambda count, **_: torch.arange(count),
+            arange=lambda count, **_: torch.arange(count),
             cuda=SimpleNamespace(Stream=lambda: SimpleNamespace(cuda_stream=1)),
         )
         self._torch = torch
@@ -133,7 +135,7 @@ def test_every_launch_fits_its_kernel(probe: str, tmp_path: Path, monkeypatch: p
     from k3sim.calibrate import probes
 
     for module in (probes.clocks, probes.boundaries, probes.synchronisation, probes.tiny, probes.residency,
-                   probes.last_block, probes.loopback, probes.sharing):  # fmt: skip
+                   probes.last_block, probes.loopback, probes.sharing, probes.register_loads):  # fmt: skip
         monkeypatch.setattr(module, "Clocks", Clock)
     PROBES[probe](gpu, Once())  # type: ignore[arg-type]
     assert len(names) == len(set(names)) > 0, "two cases of one name: the second would not be taken"
