@@ -28,8 +28,8 @@ from k3sim.sim.timeline import KernelRun, Phase, Span, Timeline
 
 Steps = Generator[simpy.Event, Any, None]
 
-# Of code that ran before: straight code of 64 KB runs again at its pace, behind 192 KB of others' it is fetched anew
-# (H200, calibrate/probes). Which SMs a kernel's blocks ran on is not followed.
+# Of code that ran before: straight code of 32 KB runs again at its pace, behind 192 KB of others' it is fetched anew
+# (H200, probe ``cold_code``); 64 is assumed between them. Which SMs a kernel's blocks ran on is not followed.
 HELD_CODE_BYTES = 64 * 1024
 
 
