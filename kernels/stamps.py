@@ -163,6 +163,7 @@ def record(kernel: str, block: Int32, began: Int64, released: Int64 | None = Non
 
     from k3sim.kernels import ptx
 
+    ended = now()  # before the trip for a place in the buffer
     kind = _kinds.setdefault(kernel, len(_kinds))
     # As a register: a constant address is none that the assembler takes.
     base: Any = ptx.inline_ptx("mov.b64 {$w0}, {$r0};", write_only_types=[Int64], read_only_args=[Int64(_address)])
@@ -173,7 +174,7 @@ def record(kernel: str, block: Int32, began: Int64, released: Int64 | None = Non
     place = base + HEAD_BYTES + _at_most(at, CAPACITY - 1).to(Int64) * (4 * RECORD_WORDS)
     for number, value in enumerate((Int32(kind), block, Int32(nvvm.read_ptx_sreg_smid(T.i32())))):
         ptx.store_int(place + 4 * number, value)
-    for number, time in enumerate((began, Int64(0) if released is None else released, now())):
+    for number, time in enumerate((began, Int64(0) if released is None else released, ended)):
         ptx.inline_ptx("st.global.b64 [{$r0}], {$r1};", read_only_args=[place + 16 + 8 * number, time])
 
 
