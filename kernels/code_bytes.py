@@ -50,3 +50,45 @@ CODE_BYTES: Mapping[str, int] = {
     "unfused.recurrent_update": 7680,
     "unfused.sample": 2560,
 }
+
+
+#: Of the code after a kernel's dependency wait, what one warp runs straight through and no other count prices:
+#: instructions of 16 bytes (SASS for sm_90a, TP16, one row). Loops are in the products; what each slot of an exchange
+#: takes is in its visibility.
+STRAIGHT_INSTRUCTIONS: Mapping[str, int] = {
+    "attn_res.combine": 780,
+    "attn_res.snapshot_part": 300,
+    "expert_gemv.down": 150,
+    "expert_gemv.gate_up": 220,
+    "expert_gemv.persistent": 300,
+    "expert_gemv.persistent_push": 300,
+    "kda_decode.cluster": 560,
+    "latent_tail.collect": 35,
+    "latent_tail.send": 45,
+    "latent_tail.send_shared": 45,
+    "latent_tail.up_cluster": 475,
+    "lm_head.select": 1620,
+    "mla_decode.clusters": 600,
+    "mla_decode.clusters_early": 600,
+    "mla_decode.lift_gate": 100,
+    "mla_decode.lse_merge": 380,
+    "mla_prep.fused": 600,
+    "proj_allreduce.consume": 240,
+    "proj_allreduce.consume_gathered": 310,
+    "proj_allreduce.produce_whole": 155,
+    "router_topk.gather_topk": 410,
+    "router_topk.select": 405,
+    "skinny_gemv.tiled": 110,
+    "skinny_gemv.tiled_push": 160,
+    "skinny_gemv.tiled_situ": 250,
+    "unfused.advance": 40,
+    "unfused.all_reduce": 130,
+    "unfused.conv_update": 150,
+    "unfused.elementwise": 220,
+    "unfused.embedding": 30,
+    "unfused.gated_norm": 110,
+    "unfused.norm": 225,
+    "unfused.query_and_cache": 60,
+    "unfused.recurrent_update": 445,
+    "unfused.sample": 135,
+}

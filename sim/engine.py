@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Generator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import simpy
 
-from k3sim.kernels.code_bytes import CODE_BYTES
+from k3sim.kernels.code_bytes import CODE_BYTES, STRAIGHT_INSTRUCTIONS
 from k3sim.kernels.costs import work_of
 from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Unit, Work
 from k3sim.model.program import Call, Program
@@ -23,7 +23,7 @@ from k3sim.sim.fabric import Exchange, Fabric
 from k3sim.sim.machine import Machine
 from k3sim.sim.memory import Memory, StreamLimit, bytes_per_us, picoseconds
 from k3sim.sim.skew import Paces, Skew, expected_maximum_of_normals
-from k3sim.sim.sm_slots import Placement, SmSlots
+from k3sim.sim.sm_slots import Placement, Share, SmSlots, warps_of
 from k3sim.sim.timeline import KernelRun, Phase, Span, Timeline
 
 Steps = Generator[simpy.Event, Any, None]
@@ -106,6 +106,7 @@ class _Room:
     resident_blocks: int
     pace: float
     rest: _Stream | None = None  # what blocks that started later have asked for
+    in_waves: bool = False  # its blocks make room for one another
 
 
 class _Engine:
@@ -234,7 +235,7 @@ class _Engine:
         placement = gpu.slots.place(work, held) if work.registers_per_thread else None
         if placement is not None and not placement.on:
             waited = True
-            yield placement.whole
+            yield placement.whole if work.all_resident else placement.begun
             self.span(run, Phase.SM_SLOTS, -1, -1)
         if launches:
             # A launch that waits for room is ready when there is some. The first wave: later blocks are dispatched
@@ -295,26 +296,41 @@ class _Engine:
                 rank, run, self.fabric.exchange(index, rank, sender.group_size), self.states[rank, index]
             )
 
-        if placement is not None and not placement.whole.processed:
+        room.in_waves = (
+            placement is not None and placement.missing > 0 and not (work.all_resident or both_ways)
+        )
+        if placement is not None and not room.in_waves and not placement.whole.processed:
             yield placement.whole
             self.span(run, Phase.SM_SLOTS, -1, -1)
         if room.rest is not None and (stream := ahead.get(first)) is not None:
             stream.more = room.rest
         begun_ps = int(env.now)
-        if cold_bytes:
-            # What comes before the wait is fetched during it; most of a kernel comes after.
-            yield env.timeout(round(pace * cold_bytes * self.machine.cold_code_s_per_byte * 1e12))
-            self.span(run, Phase.LATENCY, -1, -1)
-        for position, one in enumerate(work.passes):
+        if code_bytes:
+            import os
+            n = STRAIGHT_INSTRUCTIONS.get(call.operator, 0)
+            warps = -(-held.blocks // min(self.num_sms, held.blocks)) * warps_of(work)
+            held_s, cold_s = 6.96e-10, 1.24e-9
+            ps = n * max(cold_s if cold_bytes else held_s, warps / 4 / self.machine.sm_clock_hz) * 1e12
+            if call.operator.startswith("cublas") and cold_bytes:
+                ps = 600 * (cold_s - held_s) * 1e12
+            if ps:
+                yield env.timeout(round(pace * ps))
+                self.span(run, Phase.COMPUTE, -1, -1)
+        later: list[simpy.Event] = []
+        if placement is not None and room.in_waves:
+            placed = placement
+            placed.on_start = lambda shares: env.process(self.later_blocks(room, placed, held.blocks, shares, later))
+        passes = self.passes_of(room, held.blocks)
+        for position, one in enumerate(passes):
             if both_ways and position == 1:
                 self.vary(gpu, call, begun_ps)
                 yield from self.exchange_inside(rank, call, state, work)
                 begun_ps = int(env.now)
-            is_last = position + 1 == len(work.passes)
+            is_last = position + 1 == len(passes)
             triggers = state if call.trigger == "stream" and is_last else None
             yield from self.stream_pass(room, one, ahead.get(position), triggers)
             if not is_last and position + 1 not in ahead:
-                ahead[position + 1] = self.start_early(room, work.passes[position + 1])
+                ahead[position + 1] = self.start_early(room, passes[position + 1])
             yield from self.reduce_pass(room, one)
         if both_ways and len(work.passes) == 1:
             self.vary(gpu, call, begun_ps)
@@ -324,6 +340,14 @@ class _Engine:
             # Stragglers and stores. A task's are part of its counter.
             yield env.timeout(round(pace * self.tail_ps) + gpu.memory.queueing_ps())
             self.span(run, Phase.DRAIN, -1, -1)
+        if placement is not None and room.in_waves:
+            gpu.slots.give(placement, None)
+            if not placement.whole.processed:
+                yield placement.whole
+            for finished in later:
+                if not finished.processed:
+                    yield finished
+            self.span(run, Phase.SM_SLOTS, -1, -1)
         if call.sends and not both_ways:
             sent_ps = int(env.now)
             exchange = self.fabric.exchange(call.index, rank, call.group_size)
@@ -350,14 +374,58 @@ class _Engine:
         """The blocks that found no room at first: they ask for their share, and then all blocks have triggered."""
         first_blocks = room.resident_blocks
         yield placement.whole
-        room.rest = self.start_early(
-            room, one, blocks=num_blocks - first_blocks,
-            skipped_bytes=first_blocks * room.work.bytes_in_flight_per_block,
-        )  # fmt: skip
-        room.resident_blocks = num_blocks
+        if not room.in_waves:
+            room.rest = self.start_early(
+                room, one, blocks=num_blocks - first_blocks,
+                skipped_bytes=first_blocks * room.work.bytes_in_flight_per_block,
+            )  # fmt: skip
+            room.resident_blocks = num_blocks
         yield self.env.timeout(self.refill_ps + self.entry_ps)
         if call.trigger == "start":
             self.trigger(state)
+
+    def later_blocks(
+        self, room: _Room, placement: Placement, num_blocks: int, shares: list[Share], done: list[simpy.Event]
+    ) -> Steps:
+        """Blocks that found room while others of their kernel were at work already: their part of all passes."""
+        finished = simpy.Event(self.env)
+        done.append(finished)
+        run = replace(room.run, spans=[], start_ps=int(self.env.now), hbm_bytes=0, l2_bytes=0)
+        group = replace(room, run=run, resident_blocks=len(shares), rest=None)
+        yield self.env.timeout(self.refill_ps + self.entry_ps)
+        passes = self.passes_of(group, num_blocks)
+        first = next((position for position, one in enumerate(passes) if one.reads), 0)
+        yield from self.run_passes(group, passes, {first: self.start_early(group, passes[first])})
+        yield self.env.timeout(round(room.pace * self.tail_ps))
+        room.run.hbm_bytes += run.hbm_bytes
+        room.run.l2_bytes += run.l2_bytes
+        room.gpu.slots.give(placement, shares)
+        finished.succeed()
+
+    def run_passes(self, room: _Room, passes: tuple[Pass, ...], ahead: dict[int, _Stream | None]) -> Steps:
+        """Passes of a kernel that exchanges nothing between them."""
+        for position, one in enumerate(passes):
+            yield from self.stream_pass(room, one, ahead.get(position), None)
+            if position + 1 < len(passes) and position + 1 not in ahead:
+                ahead[position + 1] = self.start_early(room, passes[position + 1])
+            yield from self.reduce_pass(room, one)
+
+    def passes_of(self, room: _Room, num_blocks: int) -> tuple[Pass, ...]:
+        """What the blocks of this wave do of each pass."""
+        if not room.in_waves:
+            return room.work.passes
+        share = room.resident_blocks / num_blocks
+        return tuple(
+            replace(
+                one,
+                reads=tuple(replace(read, num_bytes=round(share * read.num_bytes)) for read in one.reads),
+                written_bytes=round(share * one.written_bytes),
+                flops=share * one.flops,
+                decoded_weights=round(share * one.decoded_weights),
+                num_blocks=max(1, round(share * (one.num_blocks or room.work.num_blocks))),
+            )
+            for one in room.work.passes
+        )
 
     def host(self, call: Call, state: _State, cause_index: int) -> Steps:
         state.is_host = True

@@ -9,10 +9,8 @@ kernel starts with the blocks that fit; the others follow when room is left, and
 start in the order of launch: while a kernel has blocks left to start, no later one's do, on whatever stream (stamps of
 blocks on an H200: the shared experts' begin when the last block of the routed ones, launched before, has begun).
 
-A block's shared memory is one piece. A block that came while another held the bottom stays above the hole that this one
-leaves, and a third finds no room though there are bytes enough in all. That is inferred from stamps: blocks of 142 KB
-beside ones of 66 KB that had come in above ones of 74 KB, gone since, begin when those of 66 KB end, and at once where
-none came (H200, 13 layers, 2026-11-30); no probe isolates it yet.
+A block's shared memory need not be one piece: what a block has left counts together with what was free, though a third
+block lies between (probe ``residency``, three kernels).
 
 Probes (``residency``) agree with the rest, one cause at a time: 200 KB start beside 48 KB that prefer all of an SM's
 memory as shared, and not beside 8 KB that leave the choice to the driver, until the SM is idle; then they start 0.2 us
@@ -21,8 +19,7 @@ after the last block there has ended (``block_refill_s``), with no launch in bet
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import simpy
@@ -56,52 +53,21 @@ class _Needs:
     warp_registers: int
 
 
-@dataclass(frozen=True)
-class _Share:
-    """What a block has of an SM beyond its threads: where its shared memory begins, registers of each part."""
-
-    smem_at: int
-    parts: Sequence[int]
-
-
 class _Room:
-    """What is free on an SM: shared memory as carved out, threads, registers of each part; and the blocks there.
+    """What is free on an SM: shared memory as carved out, threads, registers of each part; and how many blocks run."""
 
-    ``spans``: of shared memory that blocks hold, first and next byte, in order.
-    """
-
-    __slots__ = ("blocks", "carve_out", "parts", "registers", "smem_bytes", "spans", "threads")
+    __slots__ = ("blocks", "carve_out", "parts", "registers", "smem_bytes", "threads")
 
     def __init__(self, smem_bytes: int, threads: int) -> None:
         self.smem_bytes = self.carve_out = smem_bytes
         self.threads = threads
         self.registers = REGISTERS_PER_SM
         self.parts = [REGISTERS_PER_SM // PARTS] * PARTS
-        self.spans: list[tuple[int, int]] = []
         self.blocks = 0
 
-    def hole(self, num_bytes: int) -> int | None:
-        """Where ``num_bytes`` of shared memory in one piece begin, at the lowest, or None."""
-        begin = 0
-        for first, following in self.spans:
-            if first - begin >= num_bytes:
-                return begin
-            begin = following
-        return begin if self.carve_out - begin >= num_bytes else None
-
-    def close_up(self, needs: _Needs, shares: list[_Share]) -> None:
-        """Move the blocks of ``shares``, all that are here, to the bottom: as they would lie if each came anew."""
-        for number, share in enumerate(shares):
-            shares[number] = _Share(number * needs.smem_bytes, share.parts)
-        if needs.smem_bytes:
-            self.spans = [(one.smem_at, one.smem_at + needs.smem_bytes) for one in shares]
-
-    def deal(self, needs: _Needs) -> _Share | None:
-        """What a block would take, or None where it does not fit."""
+    def deal(self, needs: _Needs) -> list[int] | None:
+        """Registers of each part that a block would take, or None where it does not fit."""
         if needs.smem_bytes > self.smem_bytes or needs.threads > self.threads:
-            return None
-        at = self.hole(needs.smem_bytes)
-        if at is None:
             return None
         each, more = divmod(needs.warps, PARTS)
         taken = [each * needs.warp_registers] * PARTS
@@ -110,20 +76,18 @@ class _Room:
                 taken[part] += needs.warp_registers
         if any(need > free for need, free in zip(taken, self.parts, strict=True)):
             return None
-        return _Share(at, taken)
+        return taken
 
-    def change(self, needs: _Needs, taken: _Share, sign: int) -> None:
+    def change(self, needs: _Needs, taken: Sequence[int], sign: int) -> None:
         """Take (1) or give back (-1) a block's room."""
-        span = taken.smem_at, taken.smem_at + needs.smem_bytes
-        if needs.smem_bytes and sign > 0:
-            bisect.insort(self.spans, span)
-        elif needs.smem_bytes:
-            self.spans.remove(span)
         self.smem_bytes -= sign * needs.smem_bytes
         self.threads -= sign * needs.threads
         self.registers -= sign * needs.warps * needs.warp_registers
-        self.parts = [free - sign * one for free, one in zip(self.parts, taken.parts, strict=True)]
+        self.parts = [free - sign * one for free, one in zip(self.parts, taken, strict=True)]
         self.blocks += sign
+
+
+Share = tuple[int, list[int]]  # an SM and the registers of each part that a block took there
 
 
 @dataclass(frozen=True)
@@ -140,14 +104,17 @@ class Footprint:
 class Placement:
     """Where the blocks of one kernel are: ``missing`` ones have no room yet; ``whole`` fires when all have started.
 
-    ``on``: of each SM, what each block there took.
+    ``on``: of each SM, the registers that each block there took.
     """
 
     needs: _Needs
     missing: int
     carve_out: int  # shared memory of an SM that the first of its blocks sets
     whole: simpy.Event
-    on: dict[int, list[_Share]] = field(default_factory=dict)
+    begun: simpy.Event  # a block has started
+    on: dict[int, list[list[int]]] = field(default_factory=dict)
+    first: list[Share] = field(default_factory=list)  # of the blocks that started before there was ``on_start``
+    on_start: Callable[[list[Share]], object] | None = None  # gets what further blocks took
 
 
 class SmSlots:
@@ -272,10 +239,21 @@ class SmSlots:
             missing=held.blocks,
             carve_out=self._carve_out(work),
             whole=simpy.Event(self._env),
+            begun=simpy.Event(self._env),
         )
         self._parts.append(placement)
         self._fill()
         return placement
+
+    def give(self, placement: Placement, shares: list[Share] | None) -> None:
+        """Give back what blocks of a kernel took, as they are done before others; None: of those that began first."""
+        given = placement.first if shares is None else shares
+        for sm, taken in given:
+            self._rooms[sm].change(placement.needs, taken, -1)
+            placement.on[sm].remove(taken)
+            if not placement.on[sm]:
+                del placement.on[sm]
+        self._fill()
 
     def leave(self, placement: Placement) -> None:
         """Give back the SMs of a kernel that has ended."""
@@ -287,7 +265,7 @@ class SmSlots:
 
     def _fill(self) -> None:
         for one in self._parts:
-            before = -1
+            before, started = -1, []
             while one.missing and one.missing != before:
                 before = one.missing
                 # The emptiest SMs first, one block each in a round.
@@ -298,17 +276,22 @@ class SmSlots:
                         break
                     room = rooms[sm]
                     # An SM that has only blocks of this kernel becomes idle as they end, and takes the others then.
-                    own = one.on.get(sm, [])
-                    if room.blocks == len(own):
-                        if not own or room.carve_out < one.carve_out:
-                            room.smem_bytes += one.carve_out - room.carve_out
-                            room.carve_out = one.carve_out
-                        room.close_up(one.needs, own)
+                    own = len(one.on.get(sm, ()))
+                    if room.blocks == own and (not own or room.carve_out < one.carve_out):
+                        room.smem_bytes += one.carve_out - room.carve_out
+                        room.carve_out = one.carve_out
                     taken = room.deal(one.needs)
                     if taken is not None:
                         room.change(one.needs, taken, 1)
                         one.on.setdefault(sm, []).append(taken)
                         one.missing -= 1
+                        started.append((sm, taken))
+            if started and not one.begun.triggered:
+                one.begun.succeed()
+            if one.on_start is None:
+                one.first += started
+            elif started:
+                one.on_start(started)
             if one.missing:
                 break
             one.whole.succeed()

@@ -175,6 +175,7 @@ def persistent(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_mil
         ring_slots=OWN_RING_SLOTS,
         max_blocks_per_sm=1,
         registers_per_thread=72 if width <= 192 else 80,
+        all_resident=True,
         queues=True,
         passes=tuple(passes),
     )
