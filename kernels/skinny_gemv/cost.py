@@ -223,10 +223,21 @@ def _tiled(
 
 
 def _registers(config: GemvConfiguration, *, pushes: bool) -> int:
-    """Of a thread, as built for sm_90a: by the 16-row tiles of a stage, or with the addresses of the peers."""
-    if not config.is_mma:
-        return 72 if pushes else 40 if config.paired else 48
-    return 64 if pushes else {1: 40, 2: 48, 3: 80}.get(config.tiling.rows_per_stage // 16, 64)
+    """Of a thread, as allocated for sm_90a, from builds of all the shapes that a rank has at 1 to 16 rows.
+
+    Rows of x are held in registers (``fma``), or sums by tiles of 16 outputs and 8 rows (``mma``); a ring that is
+    refilled needs more than one that holds all, and addresses of 16 peers 32 more.
+    """
+    held_whole, more = config.num_stages <= config.tiling.stages, 32 if pushes else 0
+    if config.is_mma:
+        tiles = config.tiling.rows_per_stage // 16
+        if config.column_tiles > 1:
+            return more + {1: 40, 2: 64}.get(tiles, 80)
+        return more + (40 if held_whole else {1: 40, 2: 48, 3: 80}.get(tiles, 64))
+    if config.rows > 1:
+        return more + (72 if config.chunks_per_thread > 1 else 40 if held_whole else 56)
+    few = config.paired or held_whole or config.chunks_per_thread * config.tiling.rows_per_stage <= 2
+    return more + (40 if few else 48)
 
 
 def tiled(weights: Sequence[Weight], *, rows: int) -> Work:
