@@ -89,6 +89,7 @@ class Work:
     early_bytes_in_flight_per_block: int = 0  # at once on their way before the dependency wait; 0: the whole pipeline
     carve_out_percent: int | None = 100  # of an SM's shared memory at its largest that it asks for; None: the driver's
     ring_slots: int = 0  # of the load pipeline: the last slot's arithmetic begins when its bytes are there; 0: unknown
+    fragment_loads: bool = False  # weights to registers, half a line a load; what follows is asked for behind them
     all_resident: bool = False  # blocks start together, or wait for one another: none is done before all have started
     queues: bool = False  # all bytes in flight are asked for at once, and others' trips to L2 wait behind them
     sent_bytes_per_peer: int = 0  # payload each peer receives

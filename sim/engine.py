@@ -455,6 +455,10 @@ class _Engine:
             loads_ps = round(pace * (one.num_dependent_loads * gpu.memory.latency_ps() + input_ps))
         setup_ps = round(pace * one.num_tensor_core_setups * self.setup_ps)
         stream, rest = _Stream(), self.late_reads(one, early)
+        if early is not None and room.work.fragment_loads and early.through is not None:
+            if not early.through.processed:
+                yield early.through
+                self.span(run, Phase.WEIGHTS, -1, -1)
         if early is not None:
             # The pipeline is full: it moves on when the input is there. The set-up began with the early reads;
             # what is left of it shows only if the loads are shorter.
@@ -547,7 +551,8 @@ class _Engine:
         in_flight = room.work.bytes_in_flight_per_block
         if early and room.work.early_bytes_in_flight_per_block:
             in_flight = min(in_flight, room.work.early_bytes_in_flight_per_block)
-        limit = room.gpu.memory.limit(blocks, resident, in_flight, queues=room.work.queues)
+        line_share = 0.5 if room.work.fragment_loads else 1.0
+        limit = room.gpu.memory.limit(blocks, resident, in_flight, queues=room.work.queues, line_share=line_share)
         if room.pace == 1.0:
             return limit
         return StreamLimit(

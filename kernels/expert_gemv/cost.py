@@ -159,8 +159,8 @@ def persistent(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_mil
             passes.append(
                 Pass(
                     num_blocks=num_blocks,
-                    # Ids and the table of slots, then addresses; a row's x, or the hidden vector that is polled.
-                    num_address_loads=2 if first else 0,
+                    # An id, from which addresses follow; a row's x, or the hidden vector that is polled.
+                    num_address_loads=1 if first else 0,
                     num_dependent_loads=1 if weight is weights[0] or row else 3,
                     reads=(Read(region=f"{weight.region}/{row}", num_bytes=num_bytes, early=not first),),
                     flops=2.0 * OWN_SLOTS_PER_WEIGHT * num_bytes * 8 / BITS_PER_WEIGHT,

@@ -44,6 +44,7 @@ def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
         max_blocks_per_sm=2048 // (32 * warps),
         registers_per_thread=72 if blocks_k // warps <= 6 else 128,
         queues=True,
+        fragment_loads=True,
         carve_out_percent=WITH_L1,
         passes=(
             Pass(
