@@ -62,7 +62,7 @@ STRAIGHT_INSTRUCTIONS: Mapping[str, int] = {
     "expert_gemv.gate_up": 220,
     "expert_gemv.persistent": 300,
     "expert_gemv.persistent_push": 300,
-    "kda_decode.cluster": 560,
+    "kda_decode.cluster": 440,
     "latent_tail.collect": 35,
     "latent_tail.send": 45,
     "latent_tail.send_shared": 45,

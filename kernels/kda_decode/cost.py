@@ -54,8 +54,8 @@ def cluster(
 ) -> Work:
     """A head's state in registers of its blocks, or (many rows) streamed through one block an SM.
 
-    ``weights`` is the low-rank gate projection f_b, read before the wait like the state. The blocks meet twice inside
-    (gate and L2 norms; k S, q S and the sum of squares) and once with each other.
+    ``weights`` is the low-rank gate projection f_b, read before the wait like the state. A block's warps meet
+    twice without a sum between them; the sum of squares goes through the warp and to the other blocks.
     """
     heads_of_all_rows = rows * heads
     blocks_per_head = 4 if heads_of_all_rows <= FOUR_BLOCKS_MAX else 2 if heads_of_all_rows <= TWO_BLOCKS_MAX else 1
@@ -78,10 +78,8 @@ def cluster(
                 # Written after the update, but the two streams overlap block by block when there are many rows.
                 written_bytes=rows * (state_bytes + conv_state_bytes),
                 flops=sum(2.0 * rows * one.num_outputs * one.depth for one in weights),
-                num_block_reductions=1,
             ),
-            Pass(
-                num_dependent_loads=1,  # output gate
+            Pass(  # the output gate was asked for with the projections
                 flops=STATE_FLOPS_PER_ELEMENT * rows * state_bytes / 4,
                 num_block_reductions=1,
                 barrier=Barrier.NONE if streams else Barrier.CLUSTER,
