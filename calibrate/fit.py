@@ -264,21 +264,18 @@ def slope_of(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return mean_y - slope * mean_x, slope
 
 
-def _cold_code(read: Reader) -> list[Statement]:
-    """What a byte of straight code takes longer where the SMs do not hold it: slopes over the sizes, by warps."""
-    found = []
-    for threads in (32, 256):
-        warm = {one.parameters["code_kib"]: value for one, value in read.all(
-            "cold_code", "run", threads=threads, state="warm")}  # fmt: skip
-        points = [
-            (1024.0 * one.parameters["code_kib"], value - warm[one.parameters["code_kib"]])
-            for one, value in read.all("cold_code", "run", threads=threads, state="in_hbm")
-            if one.parameters["code_kib"] in warm
-        ]
-        if len(points) < 3:
-            raise Undetermined(f"fewer than 3 stable sizes of cold_code with {threads} threads")
-        found.append((f"cold_code threads={threads} slope", max(0.0, slope_of(points)[1])))
-    return found
+INSTRUCTIONS_PER_KIB = 64
+
+
+def _instructions(read: Reader, quantity: str, *, threads: int, state: str) -> list[Statement]:
+    """What an instruction of straight code takes: slope over the sizes."""
+    points = [
+        (float(INSTRUCTIONS_PER_KIB * one.parameters["code_kib"]), value)
+        for one, value in read.all("cold_code", quantity, threads=threads, state=state)
+    ]
+    if len(points) < 3:
+        raise Undetermined(f"fewer than 3 stable sizes of cold_code {state} with {threads} threads")
+    return [(f"cold_code {state} threads={threads} {quantity} slope", slope_of(points)[1])]
 
 
 def _prefetched(read: Reader) -> list[Statement]:
@@ -612,11 +609,23 @@ READINGS: tuple[Reading, ...] = (
         ],
     ),
     Reading(
-        field="cold_code_s_per_byte",
+        field="instruction_s",
         digits=3,
-        note="What straight code of 2 to 32 KB takes longer where neither the SMs nor L2 hold it, by its length: mean "
-        "of one warp, which waits for each line, and of eight, which have enough to do meanwhile.",
-        centre=_cold_code,
+        note="Straight code of 2 to 32 KB that ran just before, one warp, four chains of its values: slope; around: "
+        "eight warps, which share the issue.",
+        centre=lambda read: _instructions(read, "run", threads=32, state="warm"),
+        around=lambda read: _instructions(read, "run", threads=256, state="warm"),
+    ),
+    Reading(
+        field="cold_instruction_s",
+        digits=3,
+        note="The same where neither the SMs nor L2 hold it; around: where L2 does, the slowest SM, and eight warps.",
+        centre=lambda read: _instructions(read, "run", threads=32, state="in_hbm"),
+        around=lambda read: [
+            *_instructions(read, "run", threads=32, state="in_l2"),
+            *_instructions(read, "slowest", threads=32, state="in_hbm"),
+            *_instructions(read, "run", threads=256, state="in_hbm"),
+        ],
     ),
     Reading(
         field="product_chain_s",

@@ -15,7 +15,7 @@ from typing import Any
 
 import simpy
 
-from k3sim.kernels.code_bytes import CODE_BYTES, STRAIGHT_INSTRUCTIONS
+from k3sim.kernels.machine_code_counts import CODE_BYTES, PRICED_INSTRUCTIONS, STRAIGHT_INSTRUCTIONS
 from k3sim.kernels.costs import work_of
 from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Unit, Work
 from k3sim.model.program import Call, Program
@@ -31,6 +31,7 @@ Steps = Generator[simpy.Event, Any, None]
 # Of code that ran before: straight code of 32 KB runs again at its pace, behind 192 KB of others' it is fetched anew
 # (H200, probe ``cold_code``); 64 is assumed between them. Which SMs a kernel's blocks ran on is not followed.
 HELD_CODE_BYTES = 64 * 1024
+SCHEDULERS = 4  # of an SM: each issues an instruction of one warp a clock
 
 
 @dataclass(eq=False)
@@ -83,8 +84,10 @@ class _Gpu:
         self.variance_ps2 = 0.0  # of the rank's time since the last exchange, for expected skew
         self._code: dict[str, int] = {}  # of kernels in the order of their last launch
 
-    def cold_code_bytes(self, operator: str, num_bytes: int) -> int:
-        """Of a kernel that is launched now: what it fetches of its code, all of it or nothing."""
+    def fetches(self, operator: str, num_bytes: int) -> bool:
+        """Whether a kernel that is launched now fetches its code; none of which the size is not known does."""
+        if not num_bytes:
+            return False
         others = 0
         for name, other_bytes in reversed(self._code.items()):
             if name == operator:
@@ -93,7 +96,7 @@ class _Gpu:
         held = operator in self._code and others + num_bytes <= HELD_CODE_BYTES
         self._code.pop(operator, None)
         self._code[operator] = num_bytes
-        return 0 if held else num_bytes
+        return not held
 
 
 @dataclass(eq=False)
@@ -215,8 +218,7 @@ class _Engine:
             yield from self.host(call, state, cause_index)
             return
         pace = self.paces.pace(rank, call.index) if self.skew is Skew.SAMPLED else 1.0
-        code_bytes = self.code_bytes[call.index]
-        cold_bytes = gpu.cold_code_bytes(call.operator, code_bytes) if code_bytes else 0
+        fetches = gpu.fetches(call.operator, self.code_bytes[call.index])
         launches = call.launch != "task"
         if launches and held_back and cause is not None and not cause.is_host:
             # Of several nodes behind one, that of its own stream comes first.
@@ -305,17 +307,9 @@ class _Engine:
         if room.rest is not None and (stream := ahead.get(first)) is not None:
             stream.more = room.rest
         begun_ps = int(env.now)
-        if code_bytes:
-            import os
-            n = STRAIGHT_INSTRUCTIONS.get(call.operator, 0)
-            warps = -(-held.blocks // min(self.num_sms, held.blocks)) * warps_of(work)
-            held_s, cold_s = 6.96e-10, 1.24e-9
-            ps = n * max(cold_s if cold_bytes else held_s, warps / 4 / self.machine.sm_clock_hz) * 1e12
-            if call.operator.startswith("cublas") and cold_bytes:
-                ps = 600 * (cold_s - held_s) * 1e12
-            if ps:
-                yield env.timeout(round(pace * ps))
-                self.span(run, Phase.COMPUTE, -1, -1)
+        if code_ps := round(pace * self.code_ps(call, work, held.blocks, fetches=fetches)):
+            yield env.timeout(code_ps)
+            self.span(run, Phase.COMPUTE, -1, -1)
         later: list[simpy.Event] = []
         if placement is not None and room.in_waves:
             placed = placement
@@ -682,6 +676,18 @@ class _Engine:
             2 * one.num_tile_epilogues * self.reduction_ps, one.num_products_in_series * self.product_chain_ps
         )
         return max(self.flops_ps(one, sms), chain_ps)
+
+    def code_ps(self, call: Call, work: Work, num_blocks: int, *, fetches: bool) -> float:
+        """What a warp takes to run through the straight code behind its wait, with the others of its SM."""
+        machine = self.machine
+        if not self.code_bytes[call.index]:
+            return 0.0
+        if fetched := PRICED_INSTRUCTIONS.get(call.operator, 0):
+            return 1e12 * fetched * (machine.cold_instruction_s - machine.instruction_s) if fetches else 0.0
+        warps = warps_of(work) * -(-num_blocks // self.num_sms)
+        issue_s = warps / SCHEDULERS / machine.sm_clock_hz
+        each_s = max(issue_s, machine.cold_instruction_s if fetches else machine.instruction_s)
+        return 1e12 * each_s * STRAIGHT_INSTRUCTIONS.get(call.operator, 0)
 
     def flops_ps(self, one: Pass, sms: int) -> float:
         machine = self.machine

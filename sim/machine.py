@@ -114,8 +114,9 @@ class Machine:
     kernel_entry_s: float = field(metadata=_unit("s", zero=True))
     block_tail_s: float = field(metadata=_unit("s", zero=True))
     block_dispatch_s: float = field(metadata=_unit("s", zero=True))  # for each block of a grid
-    # What a launch waits for code that its SMs do not hold, per byte of the kernel
-    cold_code_s_per_byte: float = field(metadata=_unit("s/B", zero=True))
+    # From one instruction of a warp to the next in straight code, which its SM holds, or fetches
+    instruction_s: float = field(metadata=_unit("s", zero=True))
+    cold_instruction_s: float = field(metadata=_unit("s", zero=True))
     host_launch_s: float = field(metadata=_unit("s", zero=True))  # CPU time of one launch call
     host_graph_launch_s: float = field(metadata=_unit("s", zero=True))  # CPU time of one graph launch call
 

@@ -18,7 +18,6 @@ from collections.abc import Callable
 
 from k3sim.calibrate.probes import (
     boundaries,
-    carve_outs,
     clocks,
     cold_code,
     copies,
@@ -48,7 +47,7 @@ __all__ = [
 _FAMILIES = (
     hbm, latencies, l2, clocks, boundaries, synchronisation, tiny,
     copies, residency, last_block, prefetches, sharing, mxfp4, loopback, split_products,
-    register_loads, product_chains, cold_code, carve_outs,
+    register_loads, product_chains, cold_code,
 )  # fmt: skip
 #: The program of all probes.
 SOURCE = PRELUDE + "".join(one.SOURCE for one in _FAMILIES)
@@ -60,7 +59,7 @@ PROBES: dict[str, Callable[[Gpu, Recorder], None]] = {
     "joins": boundaries.joins,
     "periods": boundaries.node_periods,
     "residency": residency.residency,
-    "carve_outs": carve_outs.carve_outs,
+    "three_blocks": residency.three_blocks,
     "sync": synchronisation.synchronisation,
     "last_block": last_block.last_block,
     "latencies": latencies.latencies,

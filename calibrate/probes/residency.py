@@ -27,6 +27,7 @@ KERNEL first_any(u64* s, int spin, int late, int wait) { occupy(s, spin, late, w
 KERNEL first_full(u64* s, int spin, int late, int wait) { occupy(s, spin, late, wait); }
 KERNEL second_any(u64* s, int spin, int late, int wait) { occupy(s, spin, late, wait); }
 KERNEL second_full(u64* s, int spin, int late, int wait) { occupy(s, spin, late, wait); }
+KERNEL third_full(u64* s, int spin, int late, int wait) { occupy(s, spin, late, wait); }
 // The same with 128 registers a thread held over the time.
 extern "C" __global__ void __launch_bounds__(512, 1) first_registers(u64* stamps, int spin, int late, int wait) {
   u64 t0 = clk();
@@ -174,3 +175,53 @@ def residency(gpu: Gpu, recorder: Recorder) -> None:
     # much as sixteen of a block that has eight.
     case((0, 0), threads=(384, 256), registers=True)
     case((0, 0), threads=(416, 256), registers=True)
+
+
+FIRST_SPIN, SECOND_SPIN = 20_000, 120_000  # cycles: 10 us, and 60 us
+THREE_KIB = (
+    (60, 128, 85), (0, 128, 85), (60, 128, 30), (60, 128, 50), (85, 65, 141), (0, 65, 141), (73, 65, 85),
+)  # fmt: skip
+
+
+def three_blocks(gpu: Gpu, recorder: Recorder) -> None:
+    """Whether shared memory that a block has left counts together with what was free above a second block.
+
+    On every SM a block of a first kernel, for 10 us; one of a second beside it, for 60; one of a third, which was let
+    in at once too. ``third_entry`` is from the first's entry to the third's on the same SM (median over SMs).
+
+    Isolates: nothing is read, all three want all of an SM's memory as shared, threads and registers have room. Could
+    mislead: where an SM puts a block is not known, so that memory in one piece could still matter with a fourth one.
+    """
+    import numpy
+
+    sms = gpu.num_sms
+    stamps = [gpu.zeros(8 * sms) for _ in range(3)]
+
+    def case(kib: tuple[int, int, int]) -> None:
+        def body() -> None:
+            for number, (name, spin) in enumerate(
+                (("first_full", FIRST_SPIN), ("second_full", SECOND_SPIN), ("third_full", AFTER_WAIT))
+            ):
+                gpu.launch(
+                    name, sms, 256, (stamps[number], spin, 0, 0), smem=kib[number] << 10, pdl=number > 0, carve_out=100
+                )
+
+        graph = gpu.graph(body)
+
+        def sampler() -> dict[str, tuple[str, Any]]:
+            hz = Clocks(gpu).hz
+            found = []
+            gpu.replay(graph)
+            for _ in range(recorder.replays // 4):
+                gpu.replay(graph)
+                gpu.stream.synchronize()
+                first, _, third = (one.cpu().numpy().reshape(sms, 8) for one in stamps)
+                began = {int(row[4]): int(row[0]) for row in first}
+                late = [int(row[0]) - began[int(row[4])] for row in third if int(row[4]) in began]
+                found.append(float(numpy.median(late)) / hz * 1e6 if late else 0.0)
+            return {"third_entry": ("us", found)}
+
+        recorder.record("three_blocks", {"shared_memory": [one << 10 for one in kib]}, sampler)
+
+    for kib in THREE_KIB:
+        case(kib)

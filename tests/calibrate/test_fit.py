@@ -188,7 +188,8 @@ PLANTED_READINGS = {
     "loopback_visibility_s": ("looped_back_push", "one_way", 1.5),
     "loopback_slot_s": ("looped_back_push", "one_way", 1.5),
     "product_chain_s": ("product_chain", "step", 1.4),
-    "cold_code_s_per_byte": ("cold_code", "run", 1.5),
+    "instruction_s": ("cold_code", "run", 1.5),
+    "cold_instruction_s": ("cold_code", "run", 1.5),
 }
 
 

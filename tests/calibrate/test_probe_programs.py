@@ -135,8 +135,7 @@ def test_every_launch_fits_its_kernel(probe: str, tmp_path: Path, monkeypatch: p
     from k3sim.calibrate import probes
 
     for module in (probes.clocks, probes.boundaries, probes.synchronisation, probes.tiny, probes.residency,
-                   probes.last_block, probes.loopback, probes.sharing, probes.register_loads,
-                   probes.carve_outs):  # fmt: skip
+                   probes.last_block, probes.loopback, probes.sharing, probes.register_loads):  # fmt: skip
         monkeypatch.setattr(module, "Clocks", Clock)
     PROBES[probe](gpu, Once())  # type: ignore[arg-type]
     assert len(names) == len(set(names)) > 0, "two cases of one name: the second would not be taken"

@@ -11,7 +11,7 @@ import pytest
 from k3sim.errors import UserError
 from k3sim.kernels.build import build
 from k3sim.kernels.catalogue import BUILDS
-from k3sim.kernels.code_bytes import CODE_BYTES
+from k3sim.kernels.machine_code_counts import CODE_BYTES
 from k3sim.kernels.compile_cache import ARCHITECTURES
 from k3sim.kernels.costs import COSTS
 from k3sim.kernels.machine_code import disassemble, sections
