@@ -206,7 +206,8 @@ def chain_us(
                     receives=(sent[link.receives],) if link.receives in sent else (),
                 )
             )
-    program = Program(path=find_path("stock", kernel_set="own"), num_ranks=1, layers=tuple(range(LOOPS)), calls=tuple(calls))
+    path = find_path("stock", kernel_set="own")
+    program = Program(path=path, num_ranks=1, layers=tuple(range(LOOPS)), calls=tuple(calls))
     timeline = simulate(program, machine, skew=skew)
     ends = [max(run.end_ps for run in timeline.kernels if run.layer == loop) for loop in range(LOOPS)]
     return (ends[-1] - ends[WARM_UP - 1]) / (LOOPS - WARM_UP) / PS_PER_US

@@ -1,4 +1,4 @@
-"""Machine code of the project's own kernels, by the name of their cost function: its size, and what runs straight through.
+"""Machine code of the project's own kernels, by their cost function: its size, and what runs straight through.
 
 Counts are of the entry functions for sm_90a, TP16, one row (``k3sim kernels build --arch sm_90a``). A launch whose code
 is no longer in the instruction caches of its SMs fetches it as it runs (``sim/engine.py``).
@@ -93,6 +93,6 @@ STRAIGHT_INSTRUCTIONS: Mapping[str, int] = {
     "unfused.sample": 135,
 }
 
-#: Straight code whose pace while it is held is part of another count: only the fetching is added. Products of cuBLAS lost
-#: 0.2 to 0.4 us behind a launch that evicts code (H200, 2026-11-30; those samples were not kept).
+#: Straight code whose pace while it is held is part of another count: only the fetching is added. Products of cuBLAS
+#: lost 0.2 to 0.4 us behind a launch that evicts code (H200, 2026-11-30; those samples were not kept).
 PRICED_INSTRUCTIONS: Mapping[str, int] = {"cublas.batched_gemm": 600, "cublas.gemm": 600}

@@ -15,8 +15,8 @@ from typing import Any
 
 import simpy
 
-from k3sim.kernels.machine_code_counts import CODE_BYTES, PRICED_INSTRUCTIONS, STRAIGHT_INSTRUCTIONS
 from k3sim.kernels.costs import work_of
+from k3sim.kernels.machine_code_counts import CODE_BYTES, PRICED_INSTRUCTIONS, STRAIGHT_INSTRUCTIONS
 from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Unit, Work
 from k3sim.model.program import Call, Program
 from k3sim.sim.fabric import Exchange, Fabric
@@ -449,10 +449,10 @@ class _Engine:
             loads_ps = round(pace * (one.num_dependent_loads * gpu.memory.latency_ps() + input_ps))
         setup_ps = round(pace * one.num_tensor_core_setups * self.setup_ps)
         stream, rest = _Stream(), self.late_reads(one, early)
-        if early is not None and room.work.fragment_loads and early.through is not None:
-            if not early.through.processed:
-                yield early.through
-                self.span(run, Phase.WEIGHTS, -1, -1)
+        behind = early.through if early is not None and room.work.fragment_loads else None
+        if behind is not None and not behind.processed:
+            yield behind
+            self.span(run, Phase.WEIGHTS, -1, -1)
         if early is not None:
             # The pipeline is full: it moves on when the input is there. The set-up began with the early reads;
             # what is left of it shows only if the loads are shorter.

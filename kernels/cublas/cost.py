@@ -68,8 +68,8 @@ def _work(one: Weight, *, rows: int, num_outputs: int, depth: int) -> Work:
         bytes_in_flight_per_block=STAGES * STAGE_DEPTH * TILE_OUTPUTS * BF16_BYTES,
         max_blocks_per_sm=2,
         # Not known, but so that two fit an SM and none beside a block of the experts: measured steps show products side
-        # by side, and none that begins while the experts' first launch holds the SMs (h200-decode-stock.json), not even on
-        # the four that it leaves: no block of a product starts before there is room for all of its wave.
+        # by side, and none that begins while the experts' first launch holds the SMs (h200-decode-stock.json), not
+        # even on the four that it leaves: no block of a product starts before there is room for all of its wave.
         registers_per_thread=248,
         all_resident=True,
         passes=(multiply, add_up) if splits else (multiply,),

@@ -11,10 +11,10 @@ import pytest
 from k3sim.errors import UserError
 from k3sim.kernels.build import build
 from k3sim.kernels.catalogue import BUILDS
-from k3sim.kernels.machine_code_counts import CODE_BYTES
 from k3sim.kernels.compile_cache import ARCHITECTURES
 from k3sim.kernels.costs import COSTS
 from k3sim.kernels.machine_code import disassemble, sections
+from k3sim.kernels.machine_code_counts import CODE_BYTES
 
 # A few words of traffic in all.
 WITHOUT_WIDE_LOADS = {"l2_prefetch", "advance"}

@@ -11,6 +11,7 @@ import pytest
 from tiny import PS, TINY, call, kernel, reads, simulate, spans, stream, work
 
 from k3sim.kernels.work import Barrier, Pass, ReadKind, Unit
+from k3sim.sim import engine
 from k3sim.sim.machine import looped_back
 from k3sim.sim.skew import Paces, Skew
 from k3sim.sim.timeline import Phase, Timeline
@@ -52,20 +53,73 @@ def test_dispatching_the_first_wave_lengthens_the_launch(monkeypatch: Patch) -> 
     assert spans(kernel(timeline, "a"))[0] == ("launch", 0, 1200)
 
 
-def test_code_that_is_not_held_is_waited_for_behind_the_dependency(monkeypatch: Patch) -> None:
-    machine = replace(TINY, cold_code_s_per_byte=0.01 * PS)
+def test_straight_code_runs_at_the_pace_of_what_is_held_or_fetched(monkeypatch: Patch) -> None:
+    machine = replace(TINY, instruction_s=2 * PS, cold_instruction_s=5 * PS)
     sizes = {"a": 20_000, "b": 30_000, "c": 50_000}
     works = {name: stream(1000) for name in sizes}
+    monkeypatch.setattr(engine, "STRAIGHT_INSTRUCTIONS", {"a": 100, "b": 200, "c": 400})
+    monkeypatch.setattr(engine, "PRICED_INSTRUCTIONS", {})
 
-    def cold_ps(*names: str) -> list[int]:
+    def code_ps(*names: str) -> list[int]:
         calls = [replace(call(index, name), stage=f"{index}") for index, name in enumerate(names)]
         timeline = simulate(monkeypatch, works, calls, machine, num_ranks=1, code_bytes=sizes)
         runs = sorted(timeline.kernels, key=lambda run: run.index)
-        return [sum(end - start for phase, start, end in spans(run) if phase == "latency") for run in runs]
+        return [sum(end - start for phase, start, end in spans(run) if phase == "compute") for run in runs]
 
-    # Everything is cold at first; then 20 and 30 KB are held together, and 50 KB with none of them.
-    assert cold_ps("a", "a", "b", "a", "b") == [200, 0, 300, 0, 0]
-    assert cold_ps("a", "c", "a", "b", "c") == [200, 500, 200, 300, 500]
+    # Everything is fetched at first; then 20 and 30 KB are held together, and 50 KB with none of them.
+    assert code_ps("a", "a", "b", "a", "b") == [500, 200, 1000, 200, 400]
+    assert code_ps("a", "c", "a", "b", "c") == [500, 2000, 500, 1000, 2000]
+    # Priced elsewhere while it is held: only the difference counts.
+    monkeypatch.setattr(engine, "PRICED_INSTRUCTIONS", {"a": 100})
+    assert code_ps("a", "a", "b") == [300, 0, 1000]
+
+
+def test_many_warps_of_an_sm_share_its_issue(monkeypatch: Patch) -> None:
+    """Ten blocks of 320 threads on ten SMs: ten warps each, of which four issue in a clock of 10 ps."""
+    machine = replace(TINY, instruction_s=2 * PS, cold_instruction_s=5 * PS, sm_clock_hz=1e11)
+    monkeypatch.setattr(engine, "STRAIGHT_INSTRUCTIONS", {"a": 100})
+    timeline = simulate(
+        monkeypatch, {"a": replace(stream(1000), threads_per_block=320)}, [call(0, "a")], machine, num_ranks=1,
+        code_bytes={"a": 1000},
+    )  # fmt: skip
+    assert [end - start for phase, start, end in spans(kernel(timeline, "a")) if phase == "compute"] == [2500]
+
+
+def test_blocks_take_the_place_of_others_of_their_kernel(monkeypatch: Patch) -> None:
+    """Six of ten SMs are taken for long: ten blocks go through the other four, four, four and two at a time."""
+    whole = {"smem_bytes_per_block": 1000, "max_blocks_per_sm": 1, "registers_per_thread": 8}
+    works = {
+        "a": replace(stream(9000), num_blocks=6, **whole),
+        "b": replace(stream(1000), num_blocks=10, **whole),
+    }
+    calls = [call(0, "a", stream="aux"), call(1, "b")]
+    timeline = simulate(monkeypatch, works, calls, num_ranks=1)
+    long, short = kernel(timeline, "a"), kernel(timeline, "b")
+    # A tenth of the bytes a block, 0.1 B/ps a block: 1000 ps behind launch and latency, then twice as much again
+    # behind the start of a block in the place of another (1000).
+    assert spans(short) == [
+        ("launch", 0, 1000), ("ramp", 1000, 1100), ("weights", 1100, 1500), ("bytes in flight", 1500, 2100),
+        ("sm slots", 2100, 2100 + 2 * (1000 + 100 + 1000)),
+    ]  # fmt: skip
+    assert short.hbm_bytes == 1000 and long.end_ps > short.end_ps
+    # Blocks that wait for one another do nothing before all have started, which is when the first kernel has gone.
+    works["b"] = replace(works["b"], all_resident=True)
+    timeline = simulate(monkeypatch, works, calls, num_ranks=1)
+    assert spans(kernel(timeline, "b"))[1] == ("sm slots", 1000, kernel(timeline, "a").end_ps)
+
+
+def test_what_follows_loads_of_fragments_is_asked_for_behind_them(monkeypatch: Patch) -> None:
+    """Half a line a load halves what an SM draws, and the input comes after it."""
+    one = work(Pass(reads=(reads(4000, early=True),), num_dependent_loads=1), bytes_in_flight_per_block=400)
+    machine = replace(TINY, hbm_bytes_per_s_per_sm=0.05e12, l2_far_latency_s=300 * PS)
+    ends = [
+        kernel(simulate(monkeypatch, {"a": replace(one, fragment_loads=how)}, [call(0, "a")], machine, num_ranks=1),
+               "a").end_ps
+        for how in (False, True)
+    ]  # fmt: skip
+    # Launch, latency, 4000 bytes: at 0.4 B/ps by those in flight, and at 0.25, half of what ten SMs draw; the input
+    # beside them, and after them.
+    assert ends == [1000 + 100 + 10000, 1000 + 100 + 16000 + 300]
 
 
 def test_products_in_series_end_no_sooner_than_their_chain(monkeypatch: Patch) -> None:
@@ -78,7 +132,8 @@ def test_products_in_series_end_no_sooner_than_their_chain(monkeypatch: Patch) -
 
 
 def test_code_of_public_kernels_does_not_count(monkeypatch: Patch) -> None:
-    machine = replace(TINY, cold_code_s_per_byte=0.01 * PS)
+    machine = replace(TINY, instruction_s=2 * PS, cold_instruction_s=5 * PS)
+    monkeypatch.setattr(engine, "STRAIGHT_INSTRUCTIONS", {"a": 100})
     timeline = simulate(monkeypatch, {"a": stream(1000)}, [call(0, "a")], machine, num_ranks=1)
     assert [phase for phase, _, _ in spans(kernel(timeline, "a"))] == ["launch", "ramp", "weights"]
 
