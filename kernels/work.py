@@ -66,6 +66,8 @@ class Pass:
     num_tensor_core_setups: int = 0  # scales, pipeline fill, TMEM allocation, in series
     num_tile_epilogues: int = 0  # of one block in series, two block reductions long each, beside the stream
     num_products_in_series: int = 0  # of a warp, each adding to the sums of the one before, once its operands are there
+    num_stages: int = 0  # of a warp in series beside the stream, each ending with sums over the warp
+    stage_instructions: int = 0  # of a warp, in each
     num_block_reductions: int = 0  # in series, after the stream
     barrier: Barrier = Barrier.NONE
     num_barriers: int = 0

@@ -505,9 +505,11 @@ class _Engine:
         if left_ps > 0:
             yield env.timeout(left_ps)
             self.span(run, Phase.LATENCY, -1, -1)
-        compute_ps = round(pace * self.compute_ps(one, min(one.num_blocks or room.work.num_blocks, self.num_sms)))
+        stage_ps = self.stage_ps(room, one)
+        compute_ps = self.compute_ps(one, min(one.num_blocks or room.work.num_blocks, self.num_sms))
+        compute_ps = round(pace * max(compute_ps, one.num_stages * stage_ps))
         left_ps = max(start_ps, asked_ps + loads_ps) + compute_ps - int(env.now)
-        left_ps = max(left_ps, round(compute_ps * self.last_slot(room.work, one)))
+        left_ps = max(left_ps, round(compute_ps * self.last_slot(room.work, one)), round(pace * stage_ps))
         if left_ps > 0:
             yield env.timeout(left_ps)
             self.span(run, Phase.COMPUTE, -1, -1)
@@ -676,6 +678,14 @@ class _Engine:
             2 * one.num_tile_epilogues * self.reduction_ps, one.num_products_in_series * self.product_chain_ps
         )
         return max(self.flops_ps(one, sms), chain_ps)
+
+    def stage_ps(self, room: _Room, one: Pass) -> float:
+        """One stage of a warp: its instructions, issued in turn with those of the SM's other warps, and its sums."""
+        if not one.num_stages:
+            return 0.0
+        warps = warps_of(room.work) * -(-room.resident_blocks // self.num_sms)
+        each_s = max(self.machine.instruction_s, warps / SCHEDULERS / self.machine.sm_clock_hz)
+        return 1e12 * one.stage_instructions * each_s + self.reduction_ps
 
     def code_ps(self, call: Call, work: Work, num_blocks: int, *, fetches: bool) -> float:
         """What a warp takes to run through the straight code behind its wait, with the others of its SM."""
