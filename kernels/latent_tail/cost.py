@@ -100,6 +100,7 @@ def up_after_sum(weights: Sequence[Weight], *, rows: int, hidden: int, latent: i
 
 UP_OUTPUTS = 8  # of a block of ``up_cluster``
 UP_WARPS = 4
+SUM_INSTRUCTIONS_PER_SLOT = 33  # of a warp: 530 with 16 slots, for sm_90a
 
 
 def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int) -> Work:
@@ -124,6 +125,9 @@ def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int
             Pass(
                 num_dependent_loads=-(-rows // 2),
                 input_bytes_per_block=rows * ranks * latent * BF16_BYTES // CLUSTER_BLOCKS,
+                # The slots of the first rows are in the exchange's visibility.
+                num_stages=-(-rows // 2) - 1,
+                stage_instructions=SUM_INSTRUCTIONS_PER_SLOT * ranks,
                 num_block_reductions=1,
                 barrier=Barrier.CLUSTER,
                 num_barriers=1,

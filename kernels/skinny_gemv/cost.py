@@ -202,6 +202,8 @@ def _tiled(
             else _flops(weights, rows)
         ),
         unit=Unit.BF16 if config.is_mma else Unit.CUDA_CORE,
+        # Of the mma form each stage adds two products to the sums of the one before, for each step along K.
+        num_products_in_series=2 * config.tiling.steps_per_stage * config.num_stages if config.is_mma else 0,
         num_stages=0 if config.is_mma else config.num_stages,
         stage_instructions=_stage_instructions(config),
         # Sums over a warp are in the stages; those of the warps are added up at once, without a tree.
