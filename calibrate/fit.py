@@ -267,15 +267,15 @@ def slope_of(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 INSTRUCTIONS_PER_KIB = 64
 
 
-def _instructions(read: Reader, quantity: str, *, threads: int, state: str) -> list[Statement]:
+def _instructions(read: Reader, *, threads: int, state: str) -> list[Statement]:
     """What an instruction of straight code takes: slope over the sizes."""
     points = [
         (float(INSTRUCTIONS_PER_KIB * one.parameters["code_kib"]), value)
-        for one, value in read.all("cold_code", quantity, threads=threads, state=state)
+        for one, value in read.all("cold_code", "run", threads=threads, state=state)
     ]
     if len(points) < 3:
         raise Undetermined(f"fewer than 3 stable sizes of cold_code {state} with {threads} threads")
-    return [(f"cold_code {state} threads={threads} {quantity} slope", slope_of(points)[1])]
+    return [(f"cold_code {state} threads={threads} slope", slope_of(points)[1])]
 
 
 def _prefetched(read: Reader) -> list[Statement]:
@@ -613,19 +613,15 @@ READINGS: tuple[Reading, ...] = (
         digits=3,
         note="Straight code of 2 to 32 KB that ran just before, one warp, four chains of its values: slope; around: "
         "eight warps, which share the issue.",
-        centre=lambda read: _instructions(read, "run", threads=32, state="warm"),
-        around=lambda read: _instructions(read, "run", threads=256, state="warm"),
+        centre=lambda read: _instructions(read, threads=32, state="warm"),
+        around=lambda read: _instructions(read, threads=256, state="warm"),
     ),
     Reading(
         field="cold_instruction_s",
         digits=3,
-        note="The same where neither the SMs nor L2 hold it; around: where L2 does, the slowest SM, and eight warps.",
-        centre=lambda read: _instructions(read, "run", threads=32, state="in_hbm"),
-        around=lambda read: [
-            *_instructions(read, "run", threads=32, state="in_l2"),
-            *_instructions(read, "slowest", threads=32, state="in_hbm"),
-            *_instructions(read, "run", threads=256, state="in_hbm"),
-        ],
+        note="The same where neither the SMs nor L2 hold it; around: eight warps.",
+        centre=lambda read: _instructions(read, threads=32, state="in_hbm"),
+        around=lambda read: _instructions(read, threads=256, state="in_hbm"),
     ),
     Reading(
         field="product_chain_s",

@@ -21,7 +21,7 @@ ALLOWED = {
     # The configuration of a GEMV is plain data, and so are the tilings that its cost counts.
     "cost": ("k3sim.model", "k3sim.kernels.work", "k3sim.kernels.skinny_gemv.configuration", "cost functions"),
     "kernels": ("k3sim.model", "k3sim.kernels"),
-    "sim": ("k3sim.model", "k3sim.kernels.work", "k3sim.kernels.costs", "k3sim.kernels.code_bytes", "k3sim.sim"),
+    "sim": ("k3sim.model", "k3sim.kernels.work", "k3sim.kernels.costs", "k3sim.kernels.machine_code_counts", "k3sim.sim"),
     "calibrate": ("k3sim.model", "k3sim.kernels", "k3sim.sim", "k3sim.calibrate"),
     "k3sim": ("k3sim",),
 }
@@ -35,7 +35,7 @@ def sources() -> list[Path]:
 def part_of(path: Path) -> str:
     """The row of the table that a file falls under."""
     parts = path.relative_to(ROOT).parts
-    plain = (("work.py",), ("costs.py",), ("code_bytes.py",))
+    plain = (("work.py",), ("costs.py",), ("machine_code_counts.py",))
     if parts[0] == "kernels" and (path.name == "cost.py" or parts[1:] in plain):
         return "cost"
     return parts[0]
