@@ -77,7 +77,7 @@ KDA_ROWS = (
          {"rows": "rows", "heads": "kda_heads", "state_bytes": "kda_state_bytes"}, off=(SIZE,), needs="few kda heads"),
     _row("kda.gated_norm", "unfused.gated_norm", {"rows": "rows", "heads": "kda_heads", "head_dim": "head_dim"},
          off=(SIZE,), needs="few kda heads"),
-    _row("kda.decode", "kda_decode.cluster", KDA_STATE, weights=("kda.f_b",), on=(SIZE,), **EARLY),
+    _row("kda.decode", "kda_decode.public_cluster", KDA_STATE, weights=("kda.f_b",), on=(SIZE,), **EARLY),
     _row("prefetch.o_proj", "l2_prefetch.bulk", {"budget_bytes": 16 << 20}, weights=("kda.o_proj",), on=(FETCH,),
          stream="prefetch", after=("kda.in_proj",)),
     _row("kda.o_proj", "skinny_gemv.column_pair", ROWS, weights=("kda.o_proj",), off=(WELD,), **PUBLIC),
@@ -99,7 +99,8 @@ MLA_ROWS = (
     _row("mla.absorb", "unfused.batched_gemm", ROWS, weights=("mla.w_uk",), off=(SIZE,)),
     _row("mla.query_cache", "unfused.query_and_cache", {"rows": "rows", "heads": "mla_own_heads",
          "kv_row_bytes": "kv_row_bytes"}, off=(SIZE,)),
-    _row("mla.prep", "mla_prep.fused", {"rows": "rows", "heads": "mla_own_heads", "kv_row_bytes": "kv_row_bytes"},
+    _row("mla.prep", "mla_prep.public_fused",
+         {"rows": "rows", "heads": "mla_own_heads", "kv_row_bytes": "kv_row_bytes"},
          weights=("mla.q_b", "mla.w_uk"), on=(SIZE,), **EARLY),
     _row("prefetch.o_proj", "l2_prefetch.bulk", {"budget_bytes": 16 << 20}, weights=("mla.o_proj",), on=(FETCH,),
          stream="prefetch", after=("mla.prep", "mla.query_cache")),
@@ -291,14 +292,15 @@ def _mixer_input(stage: str, weights: tuple[str, ...]) -> Row:
 PERSISTENT_KDA_ROWS = (
     _mixer_input("kda.in_proj", ("kda.in_proj",)),
     _row("attn_res.snapshots", "attn_res.snapshot_sums", MIX, stream="aux", after=("kda.in_proj",), **TASK),
-    _row("kda.decode", "kda_decode.cluster", KDA_STATE, weights=("kda.f_b",), **TASK),
+    _row("kda.decode", "kda_decode.public_cluster", KDA_STATE, weights=("kda.f_b",), **TASK),
     _row("kda.o_proj", "proj_allreduce.produce", ROWS, weights=("kda.o_proj",), sends="attention", **TASK),
 )
 
 PERSISTENT_MLA_ROWS = (
     _mixer_input("mla.qkv_a_gate", ("mla.qkv_a", "mla.gate")),
     _row("attn_res.snapshots", "attn_res.snapshot_sums", MIX, stream="aux", after=("mla.qkv_a_gate",), **TASK),
-    _row("mla.prep", "mla_prep.fused", {"rows": "rows", "heads": "mla_own_heads", "kv_row_bytes": "kv_row_bytes"},
+    _row("mla.prep", "mla_prep.public_fused",
+         {"rows": "rows", "heads": "mla_own_heads", "kv_row_bytes": "kv_row_bytes"},
          weights=("mla.q_b", "mla.w_uk"), **TASK),
     _row("mla.query_gather", "unfused.query_gather", {"rows": "rows", "heads": "mla_own_heads",
          "kv_row_bytes": "kv_row_bytes"}, needs="dcp", sends="query", receives=("query",), group="dcp", **TASK),

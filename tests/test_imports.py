@@ -21,7 +21,13 @@ ALLOWED = {
     # The configuration of a GEMV is plain data, and so are the tilings that its cost counts.
     "cost": ("k3sim.model", "k3sim.kernels.work", "k3sim.kernels.skinny_gemv.configuration", "cost functions"),
     "kernels": ("k3sim.model", "k3sim.kernels"),
-    "sim": ("k3sim.model", "k3sim.kernels.work", "k3sim.kernels.costs", "k3sim.kernels.machine_code_counts", "k3sim.sim"),
+    "sim": (
+        "k3sim.model",
+        "k3sim.kernels.work",
+        "k3sim.kernels.costs",
+        "k3sim.kernels.machine_code_counts",
+        "k3sim.sim",
+    ),
     "calibrate": ("k3sim.model", "k3sim.kernels", "k3sim.sim", "k3sim.calibrate"),
     "k3sim": ("k3sim",),
 }

@@ -8,6 +8,7 @@ four blocks, two, or none, by the heads of all rows; the blocks of a head meet o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Work
 from k3sim.model.program import Weight
@@ -86,4 +87,22 @@ def cluster(
                 num_barriers=0 if streams else 1,
             ),
         ),
+    )
+
+
+def public_cluster(
+    weights: Sequence[Weight], *, rows: int, heads: int, state_bytes: int, conv_state_bytes: int, conv_weight_bytes: int
+) -> Work:
+    """``cluster`` of an engine whose code is not known: its instructions are in a trip and a sum for each meeting."""
+    work = cluster(
+        weights,
+        rows=rows,
+        heads=heads,
+        state_bytes=state_bytes,
+        conv_state_bytes=conv_state_bytes,
+        conv_weight_bytes=conv_weight_bytes,
+    )
+    prepare, update = work.passes
+    return replace(
+        work, passes=(replace(prepare, num_block_reductions=1), replace(update, num_dependent_loads=1))
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from k3sim.kernels.work import WITH_L1, Barrier, Pass, Read, Work
 from k3sim.model.program import Weight
@@ -45,3 +46,9 @@ def fused(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int
             ),
         ),
     )
+
+
+def public_fused(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int) -> Work:
+    """``fused`` of an engine whose code is not known: weights through a ring of 48 KB, beside the input."""
+    work = fused(weights, rows=rows, heads=heads, kv_row_bytes=kv_row_bytes)
+    return replace(work, bytes_in_flight_per_block=48 * 1024, fragment_loads=False)

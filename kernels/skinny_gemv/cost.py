@@ -19,7 +19,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from k3sim.kernels.cublas.cost import gemm as cublas_gemm
-from k3sim.kernels.skinny_gemv.configuration import CHUNK, MAX_ROWS, Epilogue, GemvConfiguration, measured_tilings, rule_tiling
+from k3sim.kernels.skinny_gemv.configuration import (
+    CHUNK,
+    MAX_ROWS,
+    Epilogue,
+    GemvConfiguration,
+    measured_tilings,
+    rule_tiling,
+)
 from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 

@@ -121,7 +121,7 @@ def test_rates_are_below_the_nominal_one_and_a_hop_is_one_way_and_more() -> None
 
 @pytest.mark.parametrize(
     ("path", "rows", "low", "high"),
-    [("stock", (1, 2, 4, 8, 16), 0.015, 0.047), ("fused", (1, 2, 4), -0.06, -0.035), ("fused", (8, 16), -0.04, -0.02)],
+    [("stock", (1, 2, 4, 8, 16), 0.0, 0.055), ("fused", (1, 8, 16), -0.05, -0.015), ("fused", (2, 4), -0.105, -0.05)],
 )
 def test_errors_of_steps_over_the_link_lie_in_their_band(
     path: str, rows: tuple[int, ...], low: float, high: float
@@ -133,7 +133,7 @@ def test_errors_of_steps_over_the_link_lie_in_their_band(
 
 @pytest.mark.parametrize(
     ("path", "exchanges", "measured_us", "low_us", "high_us"),
-    [("stock", 121, 99.1, 70.0, 86.0), ("fused", 160, 84.4, 85.0, 107.0)],
+    [("stock", 121, 99.1, 68.0, 84.0), ("fused", 160, 84.4, 65.0, 82.0)],
 )
 def test_what_the_link_adds_is_predicted_within_half_of_it(
     path: str, exchanges: int, measured_us: float, low_us: float, high_us: float
@@ -147,11 +147,11 @@ def test_errors_of_exchanges_over_the_link_lie_in_their_band() -> None:
     assert len(kernels()) == 20
     for label, one in kernels().items():
         if label.startswith("all_reduce"):
-            assert -0.18 <= one.error <= 0.05, label
+            assert -0.15 <= one.error <= 0.08, label
         elif "7168x768, 1 row," in label:
-            assert -0.18 <= one.error <= -0.11, label
+            assert -0.23 <= one.error <= 0.11, label
         else:  # read while the kernel had no L1 for its loads, predicted for what it has now
-            assert -0.43 <= one.error <= -0.28, label
+            assert -0.42 <= one.error <= -0.13, label
 
 
 def test_one_row_of_a_welded_projection_misses_what_was_asked_of_it() -> None:

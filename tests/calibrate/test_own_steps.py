@@ -37,18 +37,19 @@ def test_labels_tell_switch_sets_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "low", "high"), [("stock", -0.055, 0.0), ("fused", -0.105, 0.075)]
+    ("kind", "low", "high"), [("stock", -0.03, 0.022), ("fused", -0.03, 0.025)]
 )
 def test_errors_of_whole_steps_lie_in_their_band(kind: str, low: float, high: float) -> None:
     errors = {label: row.error for label, row in STEPS.items() if label.startswith(f"h200: {kind},")}
     assert len(errors) == 15
     for label, error in errors.items():
         assert low <= error <= high, label
+    assert 0.004 < statistics.median(abs(error) for error in errors.values()) < 0.02
 
 
 @pytest.mark.parametrize(
     ("switch", "low", "high"),
-    [("size-matched", 0.94, 1.10), ("welded", 0.84, 1.0), ("shared-routing", 0.68, 0.85)],
+    [("size-matched", 0.95, 1.10), ("welded", 0.85, 1.0), ("shared-routing", 0.68, 0.82)],
 )
 def test_what_a_switch_is_worth_is_predicted(switch: str, low: float, high: float) -> None:
     """Predicted over measured cost of leaving one out."""
@@ -65,8 +66,9 @@ def test_increments_add_up_to_the_step() -> None:
 
 
 AGREE = (
-    "embed.push", "kda.o_proj", "mla.qkv_a_gate", "mla.attention", "moe.front", "moe.routing", "moe.experts",
-    "head.attn_res", "head.lm_head",
+    "embed.push", "kda.in_proj", "kda.o_proj", "attn_res.ffn", "dense.gate_up", "dense.down", "mla.qkv_a_gate",
+    "mla.prep", "mla.attention", "mla.o_proj", "moe.front", "moe.routing", "moe.experts", "head.attn_res",
+    "head.lm_head", "head.advance",
 )  # fmt: skip
 
 
@@ -83,16 +85,16 @@ def test_every_chain_has_a_reading(operator: str, case: str) -> None:
 
 def test_errors_of_single_kernels_lie_in_their_band() -> None:
     errors = [abs(one.error) for one in KERNELS.values()]
-    assert 0.08 <= statistics.median(errors) <= 0.16
-    assert max(errors) < 0.60
+    assert 0.07 <= statistics.median(errors) <= 0.13
+    assert 0.45 < max(errors) < 0.70
 
 
 def test_chains_with_exchanges_lie_in_their_bands() -> None:
     """Visibility is that of a probe."""
     for case, low, high in (
-        ("unfused all_reduce, 16 slots of this GPU, 1 row", -0.13, -0.06),
-        ("router_topk push of 280x7168 and gather_topk, 16 shards looped back, 1 row", -0.06, 0.01),
-        ("proj_allreduce send, up and consume_gathered, 16 ranks looped back, 1 row", 0.05, 0.17),
+        ("unfused all_reduce, 16 slots of this GPU, 1 row", -0.09, -0.02),
+        ("router_topk push of 280x7168 and gather_topk, 16 shards looped back, 1 row", 0.02, 0.10),
+        ("proj_allreduce send, up and consume_gathered, 16 ranks looped back, 1 row", 0.11, 0.21),
     ):
         assert low <= KERNELS[case].error <= high, case
 

@@ -169,6 +169,10 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
         ((bf16(1536, 128),), KDA8, 1_701_888 + 393_216),
         ((bf16(768, 128),), KDA16, 3_293_184 + 196_608),
     ),
+    "kda_decode.public_cluster": (
+        ((bf16(1536, 128),), KDA8, 1_701_888 + 393_216),
+        ((bf16(768, 128),), KDA16, 3_293_184 + 196_608),
+    ),
     "l2_prefetch.bulk": (
         ((O_PROJ8,), {"budget_bytes": 16 << 20}, 16_777_216),
         ((O_PROJ16, UP8, UP16), {"budget_bytes": 16 << 20}, 16_777_216),  # the second is cut, the third left out
@@ -222,6 +226,18 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
     ),
     # q_b and W_UK, and one new row a request into the cache
     "mla_prep.fused": (
+        (
+            (bf16(2304, 1536), bf16(12 * 512, 128)),
+            {"rows": 1, "heads": 12, "kv_row_bytes": 576},
+            7_077_888 + 1_572_864 + 576,
+        ),
+        (
+            (bf16(1152, 1536), bf16(6 * 512, 128)),
+            {"rows": 4, "heads": 6, "kv_row_bytes": 1152},
+            3_538_944 + 786_432 + 4608,
+        ),
+    ),
+    "mla_prep.public_fused": (
         (
             (bf16(2304, 1536), bf16(12 * 512, 128)),
             {"rows": 1, "heads": 12, "kv_row_bytes": 576},
