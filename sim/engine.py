@@ -312,7 +312,7 @@ class _Engine:
             self.span(run, Phase.COMPUTE, -1, -1)
         later: list[simpy.Event] = []
         if placement is not None and room.in_waves:
-            placed = placement
+            placed, room.resident_blocks = placement, len(placement.first)
             placed.on_start = lambda shares: env.process(self.later_blocks(room, placed, held.blocks, shares, later))
         passes = self.passes_of(room, held.blocks)
         for position, one in enumerate(passes):

@@ -108,6 +108,28 @@ def test_blocks_take_the_place_of_others_of_their_kernel(monkeypatch: Patch) -> 
     assert spans(kernel(timeline, "b"))[1] == ("sm slots", 1000, kernel(timeline, "a").end_ps)
 
 
+@pytest.mark.parametrize(("taken", "blocks"), [(3, 10), (6, 9), (9, 7), (9, 25), (1, 31)])
+@pytest.mark.parametrize("early", [False, True])
+def test_every_byte_is_read_once_however_blocks_find_room(
+    monkeypatch: Patch, taken: int, blocks: int, early: bool
+) -> None:
+    """Two kernels in the way, one of which ends before the third may go on."""
+    whole = {"smem_bytes_per_block": 1000, "max_blocks_per_sm": 1, "registers_per_thread": 8}
+    works = {
+        "short": replace(stream(300), num_blocks=1, **whole),
+        "long": replace(stream(5000), num_blocks=taken, **whole),
+        "first": work(Pass(reads=(reads(1500),)), num_blocks=1),
+        "all": replace(work(Pass(reads=(reads(1000, early=early),)), bytes_in_flight_per_block=20), **whole),
+    }
+    works["all"] = replace(works["all"], num_blocks=blocks)
+    calls = [
+        call(0, "short", stream="aux"), call(1, "long", stream="prefetch"), call(2, "first", trigger="start"),
+        call(3, "all", launch="pdl"),
+    ]  # fmt: skip
+    run = kernel(simulate(monkeypatch, works, calls, num_ranks=1), "all")
+    assert run.hbm_bytes == pytest.approx(1000, abs=2) and run.end_ps > 0
+
+
 def test_what_follows_loads_of_fragments_is_asked_for_behind_them(monkeypatch: Patch) -> None:
     """Half a line a load halves what an SM draws, and the input comes after it."""
     one = work(Pass(reads=(reads(4000, early=True),), num_dependent_loads=1), bytes_in_flight_per_block=400)
