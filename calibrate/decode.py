@@ -67,6 +67,7 @@ class DecodeOptions:
     profile: bool = True
     loop_back: bool = False  # under torchrun, too, each rank by itself
     stamps: bool = False  # kernels record when their blocks ran, which makes the step some per cent longer
+    stamps_of: tuple[str, ...] = ()  # only those of these families
 
     def command(self) -> str:
         """The command line that repeats it."""
@@ -79,6 +80,8 @@ class DecodeOptions:
         words += [word for switch in self.with_switches for word in ("--with", switch)]
         words += [word for switch in self.without for word in ("--without", switch)]
         words += ["--loop-back"] * self.loop_back + ["--stamps"] * self.stamps
+        for family in self.stamps_of:
+            words += ["--stamps-of", family]
         return " ".join(words)
 
 
@@ -107,8 +110,10 @@ class Case:
 def case_of(options: DecodeOptions) -> Case:
     """Check everything that needs no GPU. Raises UserError."""
     from k3sim.kernels.engine.weights import subset
+    from k3sim.kernels.stamps import checked
     from k3sim.kernels.symmetric import check_standing
 
+    checked(options.stamps_of)
     architecture = load_architecture()
     architecture = subset(architecture, architecture.num_layers if options.layers is None else options.layers)
     path = find_path(
@@ -282,7 +287,9 @@ def decode(options: DecodeOptions) -> Measured:
         case.architecture, case.layout, case.workload, case.path, max_tokens=case.max_tokens, free_bytes=free_bytes
     )
     # Before the first kernel is compiled.
-    stamps = collect(f"cuda:{torch.cuda.current_device()}") if options.stamps else None
+    stamps = None
+    if options.stamps or options.stamps_of:
+        stamps = collect(f"cuda:{torch.cuda.current_device()}", options.stamps_of)
     rate, _ = read_rate()
     torch.cuda.empty_cache()
     started = time.perf_counter()
@@ -648,7 +655,7 @@ def run_table(options: DecodeOptions, file: Path, *, budget_s: float) -> int:
     Under torchrun the cases are those of ``link_cases``; the first process writes. No case begins once ``budget_s``
     have passed. Returns how many are left. Raises UserError as ``decode`` does.
     """
-    if options.stamps:
+    if options.stamps or options.stamps_of:
         raise UserError("--stamps makes steps longer, and a table holds times; measure one step with it")
     require_gpu()
     import torch
@@ -821,6 +828,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-profile", dest="profile", action="store_false")
     parser.add_argument("--loop-back", action="store_true", help="under torchrun, too, each rank by itself")
     parser.add_argument("--stamps", action="store_true", help="kernels record when each of their blocks ran")
+    parser.add_argument("--stamps-of", action="append", default=[], metavar="FAMILY", help="only this family's")
     parser.add_argument("--table", default="", metavar="FILE", help="measure every case of the table into FILE")
     parser.add_argument("--budget-s", type=float, default=480.0, help="begin no case of the table after these seconds")
     parser.add_argument("--json", action="store_true")
@@ -828,7 +836,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = vars(parser.parse_args(arguments))
     as_json, out = given.pop("json"), given.pop("out")
     table, budget_s = given.pop("table"), given.pop("budget_s")
-    given["with_switches"], given["without"] = tuple(given["with_switches"]), tuple(given["without"])
+    for name in ("with_switches", "without", "stamps_of"):
+        given[name] = tuple(given[name])
     try:
         if table:
             left = run_table(DecodeOptions(**given), Path(table), budget_s=budget_s)

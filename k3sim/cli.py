@@ -209,6 +209,9 @@ def decode(
     stamps: Annotated[
         bool, typer.Option("--stamps", help="Kernels record when each of their blocks ran; makes the step longer.")
     ] = False,
+    stamps_of: Annotated[
+        list[str] | None, typer.Option(help="Only kernels of this family record (repeatable).")
+    ] = None,
     out: Out = "k3sim-out",
     json_output: Json = False,
 ) -> None:
@@ -232,6 +235,7 @@ def decode(
         seed=seed,
         profile=profile,
         stamps=stamps,
+        stamps_of=tuple(stamps_of or ()),
     )
     folder = writable_folder(out)
     measured = measure(options)

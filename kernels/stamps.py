@@ -11,6 +11,10 @@ an H200; an end is that of the block's first thread; recording costs (13 layers 
 2026-11-29: 697 us with, 675 without), so times of a step come from another run. Kernels without a record (cuBLAS,
 torch, the smaller ones of the project) are not seen.
 
+Records of all families put 35 us on 605, and blocks then find room in another order; those of experts and tail, or of
+MLA's kernels, none, those of GEMVs and experts 9, of projection and selection 14 (H200, 2026-11-30, two a time). So
+what a step with all of them shows is to be looked at once more with few.
+
 It is a switch of the compiler's: machine code without it has no trace of it.
 """
 
@@ -31,7 +35,14 @@ CAPACITY = 1 << 18  # records; a fused step of 93 layers makes some 110,000
 HEAD_BYTES = 64  # the count, then nothing, so that records stay aligned
 RECORD_WORDS = 10  # of 4 bytes: kind, block, SM, unused; three times of two words
 
+#: Kernels that record, by the folder that they lie in.
+FAMILIES = (
+    "attn_res", "expert_gemv", "kda_decode", "latent_tail", "mla_decode", "mla_prep", "proj_allreduce", "router_topk",
+    "skinny_gemv",
+)  # fmt: skip
+
 _address = 0
+_families: frozenset[str] = frozenset()
 _kinds: dict[str, int] = {}
 
 
@@ -125,45 +136,58 @@ def launches_of(stamps: Sequence[Stamp]) -> list[StampedLaunch]:
     return sorted(launches, key=lambda one: (one.began_us, one.kernel))
 
 
-def collect(device: torch.device | str = "cuda") -> StampBuffer:
-    """Have kernels that are compiled from now on record into a new buffer. Raises UserError where some are there."""
-    global _address
+def collect(device: torch.device | str = "cuda", families: Sequence[str] = ()) -> StampBuffer:
+    """Have kernels that are compiled from now on record into a new buffer: those of ``families``, or all.
+
+    Raises UserError where some are compiled already, and for a family that there is not.
+    """
+    global _address, _families
     import torch
 
     from k3sim.kernels.compile_cache import any_compiled
 
     if any_compiled():
         raise UserError("stamps: kernels of this process are compiled without them; ask for stamps before any runs")
+    _families = frozenset(checked(families))
     memory = torch.zeros(HEAD_BYTES + 4 * RECORD_WORDS * CAPACITY, dtype=torch.uint8, device=device)
     _address = memory.data_ptr()
     return StampBuffer(memory)
 
 
+def checked(families: Sequence[str]) -> Sequence[str]:
+    """``families``. Raises UserError for one that there is not."""
+    for one in families:
+        if one not in FAMILIES:
+            raise UserError(f"stamps: got {one!r}, accepted: {', '.join(FAMILIES)}")
+    return families
+
+
 # ---- in kernels -----------------------------------------------------------------------------------------------------
 
 
-def on() -> bool:
-    """Whether kernels that are being compiled record."""
-    return _address != 0
+def on(family: str) -> bool:
+    """Whether kernels of a family that are being compiled record."""
+    return _address != 0 and (not _families or family in _families)
 
 
-def now() -> Int64:
+def now(family: str) -> Int64:
     """The GPU's timer; the constant 0 where nothing is recorded."""
     from cutlass import Int64
     from cutlass.cute.arch import globaltimer
 
-    return globaltimer() if on() else Int64(0)
+    return globaltimer() if on(family) else Int64(0)
 
 
 def record(kernel: str, block: Int32, began: Int64, released: Int64 | None = None) -> None:
     """This block's record, ending now; for one thread, where ``on()``."""
     from cutlass import Int32, Int64
     from cutlass._mlir.dialects import nvvm
+    from cutlass.cute.arch import globaltimer
     from cutlass.cutlass_dsl import T
 
     from k3sim.kernels import ptx
 
-    ended = now()  # before the trip for a place in the buffer
+    ended = globaltimer()  # before the trip for a place in the buffer
     kind = _kinds.setdefault(kernel, len(_kinds))
     # As a register: a constant address is none that the assembler takes.
     base: Any = ptx.inline_ptx("mov.b64 {$w0}, {$r0};", write_only_types=[Int64], read_only_args=[Int64(_address)])

@@ -325,12 +325,12 @@ class ExpertGemv:
                     ptx.barrier_init(s_full + (slot * PIECES + piece) * 8, 1)
                 ptx.barrier_init(s_empty + slot * 8, NUM_WARPS)
             cute.arch.mbarrier_init_fence()
-        began = stamps.now()
+        began = stamps.now("expert_gemv")
         self._fetch_control(out, hidden, phase, rows, max_rows, block, tid)
         cute.arch.sync_threads()
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
-        released = stamps.now()
+        released = stamps.now("expert_gemv")
 
         if warp == NUM_WARPS:
             self._stream(ids, gate_up, down, num_experts, rows, block, lane, s_ring, s_full, s_empty)
@@ -358,7 +358,7 @@ class ExpertGemv:
                     ptx.store_int(phase, 1 - turn)
             if const_expr(c.part == "down"):
                 self._down(hidden, out, rows, rank, block, warp, lane, s_ring, s_down_partial, s_full, s_empty)
-            if const_expr(stamps.on()):  # noqa: SIM102 - one is of the build, the other of the thread
+            if const_expr(stamps.on("expert_gemv")):  # noqa: SIM102 - one is of the build, the other of the thread
                 if tid == 0:
                     stamps.record(f"expert_gemv {c.part} {c.width}", block, began, released)
 

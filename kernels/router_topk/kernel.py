@@ -281,7 +281,7 @@ class GatherTopk:
         s_candidates = cute.arch.get_dyn_smem(Uint8, alignment=16).toint().to(Int32)
         experts, columns = EXPERTS // c.num_shards, LATENT // c.num_shards  # of one shard
         g_row = slots + Int64(row * ((experts + columns) * 4))
-        began = stamps.now()
+        began = stamps.now("router_topk")
         if const_expr(c.release_next):
             cute.arch.griddepcontrol_launch_dependents()
         if part == 0:
@@ -308,7 +308,7 @@ class GatherTopk:
         if const_expr(c.early):
             # Launches that wait for this one rely on everything before it.
             cute.arch.griddepcontrol_wait()
-        if const_expr(stamps.on()):  # noqa: SIM102 - one is of the build, the other of the thread
+        if const_expr(stamps.on("router_topk")):  # noqa: SIM102 - one is of the build, the other of the thread
             if tid == 0:
                 stamps.record("router_topk.gather", row * cute.arch.grid_dim()[0] + part, began)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import statistics
 import struct
 from collections import Counter
@@ -79,7 +80,7 @@ def test_stamps_are_asked_for_before_anything_is_compiled(monkeypatch: pytest.Mo
     monkeypatch.setattr(compile_cache, "_compiled", {("sm_90a",): object()})
     with pytest.raises(UserError, match="stamps: kernels of this process are compiled without them"):
         stamps.collect("cpu")
-    assert not stamps.on()
+    assert not stamps.on("skinny_gemv")
 
 
 def test_a_table_takes_no_stamps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,6 +91,24 @@ def test_a_table_takes_no_stamps(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_the_command_repeats_the_switch() -> None:
     assert DecodeOptions(stamps=True).command() == "k3sim decode --stamps"
+    of = DecodeOptions(stamps_of=("mla_prep", "mla_decode"))
+    assert of.command() == "k3sim decode --stamps-of mla_prep --stamps-of mla_decode"
+
+
+def test_a_family_that_there_is_not_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert decode.main(["--stamps-of", "gemv"]) == 2
+    assert capsys.readouterr().err == f"k3sim: stamps: got 'gemv', accepted: {', '.join(stamps.FAMILIES)}\n"
+
+
+def test_every_family_is_a_folder_whose_kernels_ask_for_it() -> None:
+    """And no kernel asks for another's."""
+    folder = Path(stamps.__file__).parent
+    asked = {
+        (path.parent.name, name)
+        for path in folder.glob("*/*.py")
+        for name in re.findall(r'stamps\.(?:on|now)\("(\w+)"\)', path.read_text(encoding="utf-8"))
+    }
+    assert asked == {(family, family) for family in stamps.FAMILIES}
 
 
 @pytest.mark.parametrize("operator", ["skinny_gemv", "latent_tail", "proj_allreduce", "router_topk"])
@@ -105,6 +124,10 @@ def test_stamps_change_the_machine_code_only_where_they_are_on(
     from k3sim.kernels.catalogue import BUILDS
 
     monkeypatch.setattr(stamps, "_address", 1 << 40)
+    monkeypatch.setattr(stamps, "_families", frozenset({"kda_decode"}))
+    BUILDS[operator]()[name]()
+    assert stamps._kinds == {}
+    monkeypatch.setattr(stamps, "_families", frozenset({operator}))
     BUILDS[operator]()[name]()
     assert len(stamps._kinds) == 1
     monkeypatch.setattr(stamps, "_address", 0)
