@@ -237,8 +237,8 @@ class _Engine:
         placement = gpu.slots.place(work, held) if work.registers_per_thread else None
         if placement is not None and not placement.on:
             waited = True
-            yield placement.whole if work.all_resident else placement.begun
-            self.span(run, Phase.SM_SLOTS, -1, -1)
+            left_by = yield placement.whole if work.all_resident else placement.begun
+            self.span(run, Phase.SM_SLOTS, left_by, int(env.now))
         if launches:
             # A launch that waits for room is ready when there is some. The first wave: later blocks are dispatched
             # while earlier ones run.
@@ -302,8 +302,8 @@ class _Engine:
             placement is not None and placement.missing > 0 and not (work.all_resident or both_ways)
         )
         if placement is not None and not room.in_waves and not placement.whole.processed:
-            yield placement.whole
-            self.span(run, Phase.SM_SLOTS, -1, -1)
+            left_by = yield placement.whole
+            self.span(run, Phase.SM_SLOTS, left_by, int(env.now))
         if room.rest is not None and (stream := ahead.get(first)) is not None:
             stream.more = room.rest
         begun_ps = int(env.now)
@@ -335,7 +335,7 @@ class _Engine:
             yield env.timeout(round(pace * self.tail_ps) + gpu.memory.queueing_ps())
             self.span(run, Phase.DRAIN, -1, -1)
         if placement is not None and room.in_waves:
-            gpu.slots.give(placement, None)
+            gpu.slots.give(placement, None, run.index)
             if not placement.whole.processed:
                 yield placement.whole
             for finished in later:
@@ -351,7 +351,7 @@ class _Engine:
             state.sent_ps = int(env.now)
         self.vary(gpu, call, begun_ps)
         if placement is not None:
-            gpu.slots.leave(placement)
+            gpu.slots.leave(placement, run.index)
         self.finish(rank, state, held, causes)
 
     def trigger_in_turn(self, room: _Room, one: Pass, state: _State) -> Steps:
@@ -393,7 +393,7 @@ class _Engine:
         yield self.env.timeout(round(room.pace * self.tail_ps))
         room.run.hbm_bytes += run.hbm_bytes
         room.run.l2_bytes += run.l2_bytes
-        room.gpu.slots.give(placement, shares)
+        room.gpu.slots.give(placement, shares, room.run.index)
         finished.succeed()
 
     def run_passes(self, room: _Room, passes: tuple[Pass, ...], ahead: dict[int, _Stream | None]) -> Steps:

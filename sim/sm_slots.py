@@ -242,28 +242,31 @@ class SmSlots:
             begun=simpy.Event(self._env),
         )
         self._parts.append(placement)
-        self._fill()
+        self._fill(-1)
         return placement
 
-    def give(self, placement: Placement, shares: list[Share] | None) -> None:
-        """Give back what blocks of a kernel took, as they are done before others; None: of those that began first."""
+    def give(self, placement: Placement, shares: list[Share] | None, by: int) -> None:
+        """Give back what blocks of a kernel took, as they are done before others; None: of those that began first.
+
+        ``by``: the kernel, for those who get the room.
+        """
         given = placement.first if shares is None else shares
         for sm, taken in given:
             self._rooms[sm].change(placement.needs, taken, -1)
             placement.on[sm].remove(taken)
             if not placement.on[sm]:
                 del placement.on[sm]
-        self._fill()
+        self._fill(by)
 
-    def leave(self, placement: Placement) -> None:
-        """Give back the SMs of a kernel that has ended."""
+    def leave(self, placement: Placement, by: int = -1) -> None:
+        """Give back the SMs of a kernel that has ended; whoever gets room there learns who it was."""
         for sm, blocks in placement.on.items():
             for taken in blocks:
                 self._rooms[sm].change(placement.needs, taken, -1)
         placement.on.clear()
-        self._fill()
+        self._fill(by)
 
-    def _fill(self) -> None:
+    def _fill(self, by: int) -> None:
         for one in self._parts:
             before, started = -1, []
             while one.missing and one.missing != before:
@@ -287,12 +290,12 @@ class SmSlots:
                         one.missing -= 1
                         started.append((sm, taken))
             if started and not one.begun.triggered:
-                one.begun.succeed()
+                one.begun.succeed(by)
             if one.on_start is None:
                 one.first += started
             elif started:
                 one.on_start(started)
             if one.missing:
                 break
-            one.whole.succeed()
+            one.whole.succeed(by)
         self._parts = [one for one in self._parts if one.missing]

@@ -108,6 +108,18 @@ def test_blocks_take_the_place_of_others_of_their_kernel(monkeypatch: Patch) -> 
     assert spans(kernel(timeline, "b"))[1] == ("sm slots", 1000, kernel(timeline, "a").end_ps)
 
 
+def test_a_kernel_that_is_placed_learns_who_made_room(monkeypatch: Patch) -> None:
+    whole = {"smem_bytes_per_block": 1000, "max_blocks_per_sm": 1, "registers_per_thread": 8, "all_resident": True}
+    works = {"a": replace(stream(4000), **whole), "b": replace(stream(1000), **whole)}
+    calls = [call(0, "a", trigger="start"), call(1, "b", launch="pdl")]
+    timeline = simulate(monkeypatch, works, calls, num_ranks=1)
+    first, second = kernel(timeline, "a"), kernel(timeline, "b")
+    waits = [span for span in second.spans if span.phase is Phase.SM_SLOTS]
+    assert [(one.cause, one.end_ps) for one in waits] == [(first.index, first.end_ps)]
+    # The wait is what the first kernel did.
+    assert Part.SIDE_STREAM not in waits_ps(critical_path(timeline))
+
+
 @pytest.mark.parametrize(("taken", "blocks"), [(3, 10), (6, 9), (9, 7), (9, 25), (1, 31)])
 @pytest.mark.parametrize("early", [False, True])
 def test_every_byte_is_read_once_however_blocks_find_room(

@@ -248,8 +248,8 @@ def test_blocks_that_are_done_make_room_for_others_of_their_kernel() -> None:
     assert several.begun.triggered and several.missing == 4 and len(several.first) == 4
     groups: list[int] = []
     several.on_start = lambda shares: groups.append(len(shares))
-    sms.give(several, None)
-    assert groups == [4] and several.missing == 0 and several.whole.triggered
+    sms.give(several, None, 7)
+    assert groups == [4] and several.missing == 0 and several.whole.value == 7
     sms.leave(taken)
     sms.leave(several)
     assert all(room.smem_bytes == room.carve_out and not room.blocks for room in sms._rooms)
