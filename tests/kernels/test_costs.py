@@ -54,6 +54,24 @@ UP8, UP16 = bf16(896, L), bf16(448, L)
 W13_8, W13_16 = mxfp4(768, L, 16), mxfp4(384, L, 16)
 W2_8, W2_16 = mxfp4(L, 384, 16), mxfp4(L, 192, 16)
 
+KDA_CLUSTER = (
+    ((bf16(1536, 128),), KDA8, 1_701_888 + 393_216),
+    ((bf16(768, 128),), KDA16, 3_293_184 + 196_608),
+)
+# q_b and W_UK, and one new row a request into the cache
+MLA_PREP = (
+    (
+        (bf16(2304, 1536), bf16(12 * 512, 128)),
+        {"rows": 1, "heads": 12, "kv_row_bytes": 576},
+        7_077_888 + 1_572_864 + 576,
+    ),
+    (
+        (bf16(1152, 1536), bf16(6 * 512, 128)),
+        {"rows": 4, "heads": 6, "kv_row_bytes": 1152},
+        3_538_944 + 786_432 + 4608,
+    ),
+)
+
 # Bytes of both sizes: TP8 at one row and TP16 at four unless the shapes say otherwise.
 CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...]] = {
     # three [H] vectors of parameters, and the snapshots: sources less the prefix
@@ -165,14 +183,8 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
         ((), KDA8, 2 * 786_432 + 2 * 27_648 + 73_728),
         ((), KDA16, 2 * 1_572_864 + 2 * 55_296 + 36_864),
     ),
-    "kda_decode.cluster": (
-        ((bf16(1536, 128),), KDA8, 1_701_888 + 393_216),
-        ((bf16(768, 128),), KDA16, 3_293_184 + 196_608),
-    ),
-    "kda_decode.public_cluster": (
-        ((bf16(1536, 128),), KDA8, 1_701_888 + 393_216),
-        ((bf16(768, 128),), KDA16, 3_293_184 + 196_608),
-    ),
+    "kda_decode.cluster": KDA_CLUSTER,
+    "kda_decode.public_cluster": KDA_CLUSTER,
     "l2_prefetch.bulk": (
         ((O_PROJ8,), {"budget_bytes": 16 << 20}, 16_777_216),
         ((O_PROJ16, UP8, UP16), {"budget_bytes": 16 << 20}, 16_777_216),  # the second is cut, the third left out
@@ -224,31 +236,8 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
         ((), {"rows": 1, "heads": 12, "ranks": 8, "kv_lora_rank": 512}, 0),
         ((), {"rows": 4, "heads": 6, "ranks": 4, "kv_lora_rank": 512}, 0),
     ),
-    # q_b and W_UK, and one new row a request into the cache
-    "mla_prep.fused": (
-        (
-            (bf16(2304, 1536), bf16(12 * 512, 128)),
-            {"rows": 1, "heads": 12, "kv_row_bytes": 576},
-            7_077_888 + 1_572_864 + 576,
-        ),
-        (
-            (bf16(1152, 1536), bf16(6 * 512, 128)),
-            {"rows": 4, "heads": 6, "kv_row_bytes": 1152},
-            3_538_944 + 786_432 + 4608,
-        ),
-    ),
-    "mla_prep.public_fused": (
-        (
-            (bf16(2304, 1536), bf16(12 * 512, 128)),
-            {"rows": 1, "heads": 12, "kv_row_bytes": 576},
-            7_077_888 + 1_572_864 + 576,
-        ),
-        (
-            (bf16(1152, 1536), bf16(6 * 512, 128)),
-            {"rows": 4, "heads": 6, "kv_row_bytes": 1152},
-            3_538_944 + 786_432 + 4608,
-        ),
-    ),
+    "mla_prep.fused": MLA_PREP,
+    "mla_prep.public_fused": MLA_PREP,
     "proj_allreduce.produce": (((O_PROJ8,), {"rows": 1}, 22_020_096), ((O_PROJ16,), {"rows": 4}, 11_010_048)),
     "router_topk.gather_select": (
         ((), {"rows": 1, "experts": 896, "latent": L}, 0),
