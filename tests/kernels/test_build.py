@@ -14,7 +14,7 @@ from k3sim.kernels.catalogue import BUILDS
 from k3sim.kernels.compile_cache import ARCHITECTURES
 from k3sim.kernels.costs import COSTS
 from k3sim.kernels.machine_code import disassemble, sections
-from k3sim.kernels.machine_code_counts import CODE_BYTES
+from k3sim.kernels.machine_code_counts import CODE_BYTES, STRAIGHT_INSTRUCTIONS
 
 # A few words of traffic in all.
 WITHOUT_WIDE_LOADS = {"l2_prefetch", "advance"}
@@ -45,6 +45,13 @@ BUILT_AS = {
 def test_every_size_of_code_is_of_a_build() -> None:
     assert {name for name in CODE_BYTES if not name.startswith("cublas.")} == BUILT_AS.keys()
     assert CODE_BYTES.keys() <= COSTS.keys()
+
+
+def test_no_kernel_runs_more_code_straight_than_its_build_holds() -> None:
+    """Of 16 bytes an instruction, in the sizes that the builds are compared with below."""
+    assert STRAIGHT_INSTRUCTIONS.keys() <= CODE_BYTES.keys()
+    too_many = {name: count for name, count in STRAIGHT_INSTRUCTIONS.items() if not 0 < 16 * count <= CODE_BYTES[name]}
+    assert not too_many
 
 
 def test_the_catalogue_has_every_operator_that_has_a_cost() -> None:
