@@ -85,7 +85,7 @@ class _Gpu:
         self._code: dict[str, int] = {}  # of kernels in the order of their last launch
 
     def fetches(self, operator: str, num_bytes: int) -> bool:
-        """Whether a kernel that is launched now fetches its code; none of which the size is not known does."""
+        """Whether a kernel launched now fetches its code (never where its size is unknown, ``num_bytes`` 0)."""
         if not num_bytes:
             return False
         others = 0

@@ -10,7 +10,7 @@ start in the order of launch: while a kernel has blocks left to start, no later 
 blocks on an H200: the shared experts' begin when the last block of the routed ones, launched before, has begun).
 
 A block's shared memory need not be one piece: what a block has left counts together with what was free, though a third
-block lies between (probe ``residency``, three kernels).
+block lies between (probe ``three_blocks``).
 
 Probes (``residency``) agree with the rest, one cause at a time: 200 KB start beside 48 KB that prefer all of an SM's
 memory as shared, and not beside 8 KB that leave the choice to the driver, until the SM is idle; then they start 0.2 us
