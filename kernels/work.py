@@ -97,6 +97,11 @@ class Work:
     sent_bytes_per_peer: int = 0  # payload each peer receives
     prefetches: bool = False  # its reads only fill L2, for kernels that ask for the same regions later
 
+    @property
+    def line_share(self) -> float:
+        """Of a line of 128 bytes, what one load asks for: half where it loads MMA fragments."""
+        return 0.5 if self.fragment_loads else 1.0
+
     def read_bytes(self) -> int:
         """HBM bytes read when L2 holds nothing."""
         return sum(read.num_bytes for one in self.passes for read in one.reads)

@@ -547,8 +547,9 @@ class _Engine:
         in_flight = room.work.bytes_in_flight_per_block
         if early and room.work.early_bytes_in_flight_per_block:
             in_flight = min(in_flight, room.work.early_bytes_in_flight_per_block)
-        line_share = 0.5 if room.work.fragment_loads else 1.0
-        limit = room.gpu.memory.limit(blocks, resident, in_flight, queues=room.work.queues, line_share=line_share)
+        limit = room.gpu.memory.limit(
+            blocks, resident, in_flight, queues=room.work.queues, line_share=room.work.line_share
+        )
         if room.pace == 1.0:
             return limit
         return StreamLimit(
