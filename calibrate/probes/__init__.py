@@ -35,6 +35,7 @@ from k3sim.calibrate.probes import (
     split_products,
     synchronisation,
     tiny,
+    uneven,
 )
 from k3sim.calibrate.probes.clocks import clock_report
 from k3sim.calibrate.probes.gpu import PRELUDE, Gpu, compile_probes
@@ -47,7 +48,7 @@ __all__ = [
 _FAMILIES = (
     hbm, latencies, l2, clocks, boundaries, synchronisation, tiny,
     copies, residency, last_block, prefetches, sharing, mxfp4, loopback, split_products,
-    register_loads, product_chains, cold_code,
+    register_loads, product_chains, cold_code, uneven,
 )  # fmt: skip
 #: The program of all probes.
 SOURCE = PRELUDE + "".join(one.SOURCE for one in _FAMILIES)
@@ -73,6 +74,9 @@ PROBES: dict[str, Callable[[Gpu, Recorder], None]] = {
     "mxfp4": mxfp4.mxfp4,
     "split_products": split_products.split_products,
     "register_loads": register_loads.register_loads,
+    "fragments": register_loads.fragments,
+    "uneven_ends": uneven.uneven_ends,
+    "met_by_burst": uneven.met_by_burst,
     "product_chains": product_chains.product_chains,
     "cold_code": cold_code.cold_code,
 }
