@@ -73,17 +73,18 @@ def any_compiled() -> bool:
     return bool(_compiled)
 
 
-def compiled(configuration: Hashable, build: Callable[[], Any], *, carve_out_percent: int = ALL_SHARED) -> Any:
+def compiled(configuration: Hashable, build: Callable[[], Any]) -> Any:
     """The function for ``configuration`` (a frozen dataclass; its type is part of the key), built on first use.
 
-    Everything that changes the machine code belongs in ``configuration``. ``carve_out_percent``: of an SM's shared
-    memory at its largest, what the kernels of it ask for. Build before a graph capture begins.
+    Everything that changes the machine code belongs in ``configuration``. One that has a ``carve_out_percent`` says what
+    its kernels ask for of an SM's shared memory at its largest; the others ask for all of it. Build before a graph
+    capture begins.
     """
     key = (architecture(), type(configuration), configuration)
     if key not in _compiled:
         get_cutlass()
         function = build()
-        _carve_out(function, carve_out_percent)
+        _carve_out(function, getattr(configuration, "carve_out_percent", ALL_SHARED))
         _compiled[key] = function
     return _compiled[key]
 

@@ -25,7 +25,7 @@ Limits
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import cutlass
 import cutlass.cute as cute
@@ -53,6 +53,8 @@ EPSILON = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class MlaPrepConfiguration:
+    carve_out_percent: ClassVar[int] = ptx.WITH_L1
+
     rows: int
     heads: int
     fp8: bool
@@ -322,7 +324,7 @@ def compile_mla_prep(configuration: MlaPrepConfiguration) -> Any:
             block=[THREADS, 1, 1],
             cluster=[CLUSTER, 1, 1],
             stream=stream,
-            preferred_smem_carveout=ptx.WITH_L1,
+            preferred_smem_carveout=configuration.carve_out_percent,
             use_pdl=True,
         )  # fmt: skip
 

@@ -65,7 +65,7 @@ Limits
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import cutlass
 import cutlass.cute as cute
@@ -90,6 +90,8 @@ class ProduceConfiguration:
     over, and then polls when data arrives; it reads the residual and the number of the buffer at once, so whatever
     writes these must have ended by then, which the caller knows.
     """
+
+    carve_out_percent: ClassVar[int] = ptx.WITH_L1
 
     rows: int
     depth: int
@@ -466,7 +468,7 @@ def compile_produce(configuration: ProduceConfiguration) -> Any:
             grid=[configuration.hidden // TILE, 1, 1],
             block=[configuration.threads, 1, 1],
             stream=stream,
-            preferred_smem_carveout=ptx.WITH_L1,
+            preferred_smem_carveout=configuration.carve_out_percent,
             use_pdl=True,
         )
 

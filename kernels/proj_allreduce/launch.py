@@ -22,7 +22,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.compile_cache import WITH_L1, compiled, current_stream, get_cutlass
+from k3sim.kernels.compile_cache import compiled, current_stream, get_cutlass
 from k3sim.kernels.latent_tail.launch import TailSlots, check_slots
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _produce(**fields: Any) -> Any:
     from k3sim.kernels.proj_allreduce.kernel import ProduceConfiguration, compile_produce
 
     configuration = ProduceConfiguration(**fields)
-    return compiled(configuration, lambda: compile_produce(configuration), carve_out_percent=WITH_L1)
+    return compiled(configuration, lambda: compile_produce(configuration))
 
 
 @cache

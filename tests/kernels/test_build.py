@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 
 from k3sim.errors import UserError
+from k3sim.kernels import compile_cache
 from k3sim.kernels.build import build
 from k3sim.kernels.catalogue import BUILDS
 from k3sim.kernels.compile_cache import ARCHITECTURES
 from k3sim.kernels.costs import COSTS
 from k3sim.kernels.machine_code import disassemble, sections
 from k3sim.kernels.machine_code_counts import CODE_BYTES, STRAIGHT_INSTRUCTIONS
+from k3sim.kernels.work import WITH_L1
+from k3sim.model.program import Weight
 
 # A few words of traffic in all.
 WITHOUT_WIDE_LOADS = {"l2_prefetch", "advance"}
@@ -52,6 +55,31 @@ def test_no_kernel_runs_more_code_straight_than_its_build_holds() -> None:
     assert STRAIGHT_INSTRUCTIONS.keys() <= CODE_BYTES.keys()
     too_many = {name: count for name, count in STRAIGHT_INSTRUCTIONS.items() if not 0 < 16 * count <= CODE_BYTES[name]}
     assert not too_many
+
+
+def test_kernels_ask_for_what_their_costs_say_of_an_sms_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("cutlass")
+    from k3sim.kernels.mla_prep.kernel import MlaPrepConfiguration
+    from k3sim.kernels.proj_allreduce.kernel import ProduceConfiguration
+
+    asked: list[int] = []
+    monkeypatch.setenv("CUTE_DSL_ARCH", "sm_90a")
+    monkeypatch.setattr(compile_cache, "_compiled", {})
+    monkeypatch.setattr(compile_cache, "_carve_out", lambda function, percent: asked.append(percent))
+    for configuration in (
+        MlaPrepConfiguration(rows=1, heads=6, fp8=True),
+        ProduceConfiguration(rows=1, depth=768, hidden=7168, ranks=16, max_rows=16),
+        "any other",
+    ):
+        compile_cache.compiled(configuration, lambda: None)
+    weights = Weight(region="", num_outputs=7168, depth=768, num_bytes=1)
+    said = [
+        COSTS["mla_prep.fused"]((weights, weights), rows=1, heads=6, kv_row_bytes=576),
+        COSTS["proj_allreduce.produce_whole"]((weights,), rows=1),
+        COSTS["skinny_gemv.tiled"]((weights,), rows=1),
+    ]
+    assert asked == [one.carve_out_percent for one in said] == [WITH_L1, WITH_L1, compile_cache.ALL_SHARED]
 
 
 def test_the_catalogue_has_every_operator_that_has_a_cost() -> None:

@@ -216,7 +216,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Hashable]]:
         pytest.skip("nvidia-cutlass-dsl is not installed")
     launched: list[Hashable] = []
 
-    def compiled(configuration: Hashable, build: object, *, carve_out_percent: int = 100) -> Callable[..., None]:
+    def compiled(configuration: Hashable, build: object) -> Callable[..., None]:
         launched.append(configuration)
         return lambda *_: None
 
