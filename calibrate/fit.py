@@ -219,12 +219,15 @@ def _beside(read: Reader, case: str, quantity: str, in_flight: Sequence[int]) ->
 
 
 def _placed(read: Reader, quantity: str, *, beside: bool, **parameters: Any) -> list[Statement]:
-    """Of the second kernel, which its predecessor lets in early: cases in which all its blocks found room, or none."""
+    """Of the second kernel, which its predecessor lets in early: cases in which all its blocks found room, or none.
+
+    A case in which a few of many did says nothing: what it reads is of those few.
+    """
     return [
         (one.label, value)
         for one, value in read.all("residency", quantity, pdl=True, **parameters)
         for other, placed in read.all("residency", "share_beside", **one.parameters)
-        if other.parameters == one.parameters and (placed > 0.97 if beside else placed < 0.03)
+        if other.parameters == one.parameters and (placed > 0.97 if beside else placed == 0)
     ]
 
 

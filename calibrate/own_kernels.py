@@ -22,8 +22,11 @@ from k3sim.sim.machine import Machine, load_machine, looped_back, of_card
 from k3sim.sim.skew import Skew
 from k3sim.sim.timeline import PS_PER_US
 
-# The second holds kernels that were changed after the first was measured, on another H200; its readings count.
-READINGS = tuple(Path(__file__).parent / "data" / name for name in ("h200-kernels.json", "h200-kernels-changed.json"))
+# Kernels that were changed after the first was measured, on another H200; those whose loads have L1 since, on a third.
+# The later reading counts.
+READINGS = tuple(
+    Path(__file__).parent / "data" / f"h200-kernels{name}.json" for name in ("", "-changed", "-l1")
+)
 KDA_READINGS = Path(__file__).parent / "data" / "h200-kda-attn-res.json"
 #: Rows that only that file has, and the name of their timing.
 MANY_ROWS = ((32, "kda h12 b32 c0/256 fp32 weights hot pdl1"), (128, "kda h12 b128 c0/256 fp32 weights hot pdl1"))
@@ -55,8 +58,8 @@ def bf16(num_outputs: int, depth: int) -> tuple[int, int, int]:
     return num_outputs, depth, 2 * num_outputs * depth
 
 
-def _experts(width: int) -> tuple[tuple[int, int, int], ...]:
-    num_bytes = 16 * 3 * width * LATENT * 17 // 32  # 4.25 bits a weight
+def _experts(width: int, rows: int = 1) -> tuple[tuple[int, int, int], ...]:
+    num_bytes = rows * 16 * 3 * width * LATENT * 17 // 32  # 4.25 bits a weight; no expert is chosen twice
     return (2 * width, LATENT, num_bytes * 2 // 3), (LATENT, width, num_bytes // 3)
 
 
@@ -121,16 +124,21 @@ CHAINS: dict[tuple[str, str], tuple[Link, ...]] = {
         )
         for heads in (6, 12)
     },
-    ("expert_gemv", "16 experts a row of 384, 1 row"): (
-        Link(operator="expert_gemv.persistent", weights=_experts(384), shape={**SELECTED, "width": 384}),
-    ),
-    ("expert_gemv", "16 experts a row of 192, 1 row"): (
-        Link(operator="expert_gemv.persistent", weights=_experts(192), shape={**SELECTED, "width": 192}),
-    ),
-    ("expert_gemv", "16 experts a row of 192, 1 row, two launches"): (
-        Link(operator="expert_gemv.gate_up", weights=_experts(192)[:1], shape=SELECTED),
-        Link(operator="expert_gemv.down", weights=_experts(192)[1:], shape=SELECTED),
-    ),
+    **{
+        ("expert_gemv", f"16 experts a row of {width}, {rows} row{'s' * (rows > 1)}"): (
+            Link(operator="expert_gemv.persistent", weights=_experts(width, rows),
+                 shape={"rows": rows, "top_k": 16, "distinct_milli": 16000 * rows, "width": width}),
+        )
+        for width in (384, 192)
+        for rows in (1, 2, 8)
+    },
+    **{
+        ("expert_gemv", f"16 experts a row of {width}, 1 row, two launches"): (
+            Link(operator="expert_gemv.gate_up", weights=_experts(width)[:1], shape=SELECTED),
+            Link(operator="expert_gemv.down", weights=_experts(width)[1:], shape=SELECTED),
+        )
+        for width in (384, 192)
+    },
     ("kda_decode", "12 heads, 1 row, fp32 state"): (_kda(12, 1),),
     ("kda_decode", "6 heads, 1 row, fp32 state"): (_kda(6, 1),),
     ("kda_decode", "12 heads, 8 rows, fp32 state"): (_kda(12, 8),),
@@ -145,6 +153,17 @@ CHAINS: dict[tuple[str, str], tuple[Link, ...]] = {
                  trigger="end"),
         )
         for ranks in (8, 16)
+    },
+    **{
+        ("proj_allreduce", f"produce and consume, 8 slots of this GPU, 7168x1536, {rows} rows"): welded(8, 1536, rows)
+        for rows in (8, 16)
+    },
+    **{
+        ("mla_prep", f"12 heads, {rows} rows, fp8 cache"): (
+            Link(operator="mla_prep.fused", weights=(bf16(192 * 12, 1536), bf16(512 * 12, 128)),
+                 shape={"rows": rows, "heads": 12, "kv_row_bytes": 576}),
+        )
+        for rows in (8, 16)
     },
     **{
         ("proj_allreduce", f"send, up and consume_gathered, {ranks} ranks looped back, 1 row"): (

@@ -76,9 +76,9 @@ def any_compiled() -> bool:
 def compiled(configuration: Hashable, build: Callable[[], Any]) -> Any:
     """The function for ``configuration`` (a frozen dataclass; its type is part of the key), built on first use.
 
-    Everything that changes the machine code belongs in ``configuration``. One that has a ``carve_out_percent`` says what
-    its kernels ask for of an SM's shared memory at its largest; the others ask for all of it. Build before a graph
-    capture begins.
+    Everything that changes the machine code belongs in ``configuration``. One that has a ``carve_out_percent`` says
+    what its kernels ask for of an SM's shared memory at its largest; the others ask for all of it. Build before a
+    graph capture begins.
     """
     key = (architecture(), type(configuration), configuration)
     if key not in _compiled:

@@ -91,16 +91,13 @@ class Work:
     early_bytes_in_flight_per_block: int = 0  # at once on their way before the dependency wait; 0: the whole pipeline
     carve_out_percent: int | None = 100  # of an SM's shared memory at its largest that it asks for; None: the driver's
     ring_slots: int = 0  # of the load pipeline: the last slot's arithmetic begins when its bytes are there; 0: unknown
-    fragment_loads: bool = False  # weights to registers, half a line a load; what follows is asked for behind them
+    register_loads: bool = False  # weights to registers by loads: what follows is asked for behind them
+    triggers_behind_loads: bool = False  # lets the next launch in when it has asked for them
     all_resident: bool = False  # blocks start together, or wait for one another: none is done before all have started
+    straight_instructions: int = 0  # of a warp behind its wait; 0: those of machine_code_counts.py
     queues: bool = False  # all bytes in flight are asked for at once, and others' trips to L2 wait behind them
     sent_bytes_per_peer: int = 0  # payload each peer receives
     prefetches: bool = False  # its reads only fill L2, for kernels that ask for the same regions later
-
-    @property
-    def line_share(self) -> float:
-        """Of a line of 128 bytes, what one load asks for: half where it loads MMA fragments."""
-        return 0.5 if self.fragment_loads else 1.0
 
     def read_bytes(self) -> int:
         """HBM bytes read when L2 holds nothing."""

@@ -32,6 +32,7 @@ Steps = Generator[simpy.Event, Any, None]
 # (H200, probe ``cold_code``); 64 is assumed between them. Which SMs a kernel's blocks ran on is not followed.
 HELD_CODE_BYTES = 64 * 1024
 SCHEDULERS = 4  # of an SM: each issues an instruction of one warp a clock
+SMEM_BYTES_PER_CLOCK = 128  # that an SM loads from shared memory: 32 banks of 4 bytes (CUDA C++ Programming Guide)
 
 
 @dataclass(eq=False)
@@ -61,6 +62,7 @@ class _Stream:
     l2_end_ps: int = -1
     parts: list[simpy.Event] = field(default_factory=list)
     through: simpy.Event | None = None
+    asked: simpy.Event | None = None  # for the last of it: no more is left to come than may be on its way at once
     budget: int = 0
     began_ps: int = 0
     more: _Stream | None = None  # of blocks that found room later
@@ -109,6 +111,8 @@ class _Room:
     resident_blocks: int
     pace: float
     rest: _Stream | None = None  # what blocks that started later have asked for
+    l1_bytes: int = 0  # of an SM, as carved out: loads into registers have their place there until they have come
+    asking: list[simpy.Event] = field(default_factory=list)  # fire when blocks have asked for their early reads
     in_waves: bool = False  # its blocks make room for one another
 
 
@@ -248,24 +252,23 @@ class _Engine:
             yield env.timeout(first_ps - int(env.now) + self.entry_ps + dispatch_ps)
             self.span(run, Phase.LAUNCH, cause_index, now)
         started = placement is None or not placement.missing
-        # A kernel that keeps less than its ring on its way triggers when it has asked for all of it.
-        in_turns = 0 < work.early_bytes_in_flight_per_block < work.bytes_in_flight_per_block
-        if call.trigger == "start" and started and not in_turns:
-            self.trigger(state)
-
         if work.prefetches:
             yield from self.prefetch(gpu, run, work)
             self.finish(rank, state, held, causes)
             return
         room = _Room(gpu, run, work, held.blocks if placement is None else held.blocks - placement.missing, pace)
+        room.l1_bytes = gpu.slots.l1_bytes(work, placement)
         # The first pass that streams may be asked for at once, whatever the passes before it wait for.
         first = next((position for position, one in enumerate(work.passes) if one.reads), 0)
         both_ways = call.index in call.receives
         if placement is not None and not started:
             env.process(self.start_rest(room, placement, held.blocks, work.passes[first], call, state))
         ahead: dict[int, _Stream | None] = {first: self.start_early(room, work.passes[first])}
-        if call.trigger == "start" and started and in_turns:
-            env.process(self.trigger_in_turn(room, work.passes[first], state))
+        if call.trigger == "start" and started:
+            if self.asks_first(work):
+                env.process(self.trigger_when_asked(room, state))
+            else:
+                self.trigger(state)
 
         # Dependency: the stream's predecessor, unless all data comes through buffers that peers fill.
         polls = tuple(index for index in call.receives if index != call.index)
@@ -354,29 +357,35 @@ class _Engine:
             gpu.slots.leave(placement, run.index)
         self.finish(rank, state, held, causes)
 
-    def trigger_in_turn(self, room: _Room, one: Pass, state: _State) -> Steps:
-        """The trigger of a kernel that fills its ring in turns: when no more than the last turn is under way."""
-        work = room.work
-        turns_bytes = room.resident_blocks * (work.bytes_in_flight_per_block - work.early_bytes_in_flight_per_block)
-        limit = self.limit(room, one, early=True)
-        yield self.env.timeout(self.hbm_latency_ps + turns_bytes * 1_000_000 // limit.hbm_bytes_per_us)
+    def asks_first(self, work: Work) -> bool:
+        """Whether a kernel lets the next one in behind its early reads: when it has asked for the last of them."""
+        return work.triggers_behind_loads or 0 < work.early_bytes_in_flight_per_block < work.bytes_in_flight_per_block
+
+    def trigger_when_asked(self, room: _Room, state: _State) -> Steps:
+        for asked in room.asking:
+            if not asked.processed:
+                yield asked
         self.trigger(state)
 
     def start_rest(
         self, room: _Room, placement: Placement, num_blocks: int, one: Pass, call: Call, state: _State
     ) -> Steps:
         """The blocks that found no room at first: they ask for their share, and then all blocks have triggered."""
-        first_blocks = room.resident_blocks
+        first_blocks, before = room.resident_blocks, placement.num_on()
         yield placement.whole
         if not room.in_waves:
             room.rest = self.start_early(
                 room, one, blocks=num_blocks - first_blocks,
                 skipped_bytes=first_blocks * room.work.bytes_in_flight_per_block,
+                per_sm=placement.most_on_an_sm(before),
             )  # fmt: skip
             room.resident_blocks = num_blocks
         yield self.env.timeout(self.refill_ps + self.entry_ps)
         if call.trigger == "start":
-            self.trigger(state)
+            if self.asks_first(room.work):
+                yield from self.trigger_when_asked(room, state)
+            else:
+                self.trigger(state)
 
     def later_blocks(
         self, room: _Room, placement: Placement, num_blocks: int, shares: list[Share], done: list[simpy.Event]
@@ -445,11 +454,10 @@ class _Engine:
         limit = self.limit(room, one)
         loads_ps = 0
         if one.num_dependent_loads or one.input_bytes_per_block:
-            input_ps = round(one.input_bytes_per_block * 1e12 / self.machine.l2_bytes_per_s_per_sm)
-            loads_ps = round(pace * (one.num_dependent_loads * gpu.memory.latency_ps() + input_ps))
+            loads_ps = round(pace * (one.num_dependent_loads * gpu.memory.latency_ps() + self.input_ps(room, one)))
         setup_ps = round(pace * one.num_tensor_core_setups * self.setup_ps)
         stream, rest = _Stream(), self.late_reads(one, early)
-        behind = early.through if early is not None and room.work.fragment_loads else None
+        behind = early.through if early is not None and room.work.register_loads else None
         if behind is not None and not behind.processed:
             yield behind
             self.span(run, Phase.WEIGHTS, -1, -1)
@@ -468,6 +476,10 @@ class _Engine:
         # is under way then; filling a tensor-core pipeline is part of its set-up.
         idle = early is None or early.through is None or early.through.processed
         if idle and rest and not one.num_tensor_core_setups:
+            if early is not None:
+                # A ring that stands full asks for more when its first slot is free.
+                yield env.timeout(round(pace * self.stage_ps(room, one)))
+                self.span(run, Phase.COMPUTE, -1, -1)
             yield env.timeout(self.hbm_latency_ps)
             self.span(run, Phase.RAMP, -1, -1)
         start_ps = stream_start_ps = int(env.now)
@@ -509,12 +521,21 @@ class _Engine:
         compute_ps = self.compute_ps(one, min(one.num_blocks or room.work.num_blocks, self.num_sms))
         compute_ps = round(pace * max(compute_ps, one.num_stages * stage_ps))
         left_ps = max(start_ps, asked_ps + loads_ps) + compute_ps - int(env.now)
-        left_ps = max(left_ps, round(compute_ps * self.last_slot(room.work, one)), round(pace * stage_ps))
+        last_ps = compute_ps * self.last_slot(room.work, one)
+        if room.work.ring_slots and one.unit is Unit.BF16:
+            last_ps += pace * self.port_ps(room, room.work.bytes_in_flight_per_block / room.work.ring_slots)
+        left_ps = max(left_ps, round(last_ps), round(pace * stage_ps))
         if left_ps > 0:
             yield env.timeout(left_ps)
             self.span(run, Phase.COMPUTE, -1, -1)
         if triggers is not None:
             self.trigger(triggers)
+
+    def input_ps(self, room: _Room, one: Pass) -> float:
+        """What blocks take to load their inputs: those of an SM over its port, all of them from L2."""
+        blocks = min(room.resident_blocks, one.num_blocks or room.work.num_blocks)
+        of_an_sm = -(-blocks // self.num_sms) / self.machine.l2_bytes_per_s_per_sm
+        return 1e12 * one.input_bytes_per_block * max(of_an_sm, blocks / self.machine.l2_read_bytes_per_s)
 
     def last_slot(self, work: Work, one: Pass) -> float:
         """Share of a pass's arithmetic that comes after its last bytes: that of one slot of each block's ring."""
@@ -544,12 +565,8 @@ class _Engine:
         if started is not None:
             blocks = min(blocks, started)
         resident = min(blocks, room.resident_blocks if started is None else started)
-        in_flight = room.work.bytes_in_flight_per_block
-        if early and room.work.early_bytes_in_flight_per_block:
-            in_flight = min(in_flight, room.work.early_bytes_in_flight_per_block)
-        limit = room.gpu.memory.limit(
-            blocks, resident, in_flight, queues=room.work.queues, line_share=room.work.line_share
-        )
+        in_flight = self.in_flight_bytes(room, resident, early=early)
+        limit = room.gpu.memory.limit(blocks, resident, in_flight, queues=room.work.queues)
         if room.pace == 1.0:
             return limit
         return StreamLimit(
@@ -559,53 +576,98 @@ class _Engine:
             limit.share,
         )
 
+    def in_flight_bytes(self, room: _Room, blocks: int, *, early: bool = False) -> int:
+        """What a block may have on its way at once, of ``blocks`` that are resident."""
+        work = room.work
+        in_flight = work.bytes_in_flight_per_block
+        if early and work.early_bytes_in_flight_per_block:
+            in_flight = min(in_flight, work.early_bytes_in_flight_per_block)
+        if work.register_loads:
+            in_flight = min(in_flight, room.l1_bytes // -(-blocks // self.num_sms))
+        return in_flight
+
     def start_early(
-        self, room: _Room, one: Pass, *, blocks: int | None = None, skipped_bytes: int = 0
+        self, room: _Room, one: Pass, *, blocks: int | None = None, skipped_bytes: int = 0, per_sm: int = 0
     ) -> _Stream | None:
         """Start the reads of a pass that need no predecessor, as far as the load pipeline of ``blocks`` holds them.
 
-        The first ``skipped_bytes`` are read by blocks that started before.
+        The first ``skipped_bytes`` are read by blocks that started before. ``per_sm``: most of the blocks on one SM, 0
+        where they are spread evenly.
         """
         gpu, limit = room.gpu, self.limit(room, one, blocks, early=True)
         budget = (room.resident_blocks if blocks is None else blocks) * room.work.bytes_in_flight_per_block
         reads = [read for read in one.reads if read.early and read.num_bytes]
         if not reads:
             return None
-        stream = _Stream(through=simpy.Event(self.env), budget=budget, began_ps=int(self.env.now))
-        waiting = 0
-
-        def part_done(_: simpy.Event) -> None:
-            nonlocal waiting
-            waiting -= 1
-            if not waiting and stream.through is not None:
-                stream.through.succeed()
-
-        # Asked for from now on, though the first bytes take their time.
-        asked_bytes = min(budget, sum(read.num_bytes for read in reads), limit.queue_bytes)
-        gpu.memory.asked_bytes += asked_bytes
-
-        def begin(_: simpy.Event) -> None:
-            nonlocal waiting
-            gpu.memory.asked_bytes -= asked_bytes
-            left, skipped = budget, skipped_bytes
-            for read in reads:
-                passed = min(skipped, read.num_bytes)
-                skipped -= passed
-                num_bytes = min(left, read.num_bytes - passed)
-                if num_bytes > 0:
-                    self.start(gpu, stream, read, num_bytes, limit)
-                left -= num_bytes
-            waiting = len(stream.parts)
-            if not waiting and stream.through is not None:
-                stream.through.succeed()
-            for part in stream.parts:
-                assert part.callbacks is not None
-                part.callbacks.append(part_done)
-
-        ramp = self.env.timeout(self.hbm_latency_ps)
-        assert ramp.callbacks is not None
-        ramp.callbacks.append(begin)
+        stream = _Stream(
+            through=simpy.Event(self.env), asked=simpy.Event(self.env), budget=budget, began_ps=int(self.env.now)
+        )
+        room.asking.append(stream.asked)
+        pieces: list[tuple[Read, int]] = []
+        left, skipped = budget, skipped_bytes
+        for read in reads:
+            passed = min(skipped, read.num_bytes)
+            skipped -= passed
+            num_bytes = min(left, read.num_bytes - passed)
+            left -= num_bytes
+            if num_bytes > 0:
+                pieces.append((read, num_bytes))
+        resident = room.resident_blocks if blocks is None else blocks
+        on_the_way = resident * self.in_flight_bytes(room, resident, early=True)
+        asking_ps = 0
+        if room.work.triggers_behind_loads:
+            each = room.work.bytes_in_flight_per_block * (per_sm or -(-resident // self.num_sms))
+            asking_ps = round(each * 1e12 / self.machine.hbm_bytes_per_s_per_sm)
+        self.env.process(self.read_early(gpu, stream, pieces, limit, on_the_way, asking_ps))
         return stream
+
+    def read_early(
+        self, gpu: _Gpu, stream: _Stream, pieces: list[tuple[Read, int]], limit: StreamLimit, on_the_way: int,
+        asking_ps: int,
+    ) -> Steps:  # fmt: skip
+        """Bring in what is asked for ahead: all but the last ``on_the_way`` bytes, and these when the others have come.
+
+        ``asking_ps``: what the SMs take to ask for all of it where all may be on its way.
+        """
+        assert stream.asked is not None and stream.through is not None
+        # Asked for from now on, though the first bytes take their time.
+        num_bytes = sum(one for _, one in pieces)
+        asked_bytes = min(num_bytes, limit.queue_bytes)
+        gpu.memory.asked_bytes += asked_bytes
+        yield self.env.timeout(self.hbm_latency_ps)
+        gpu.memory.asked_bytes -= asked_bytes
+        left = max(0, num_bytes - on_the_way)
+        in_turns, last = [], []
+        for read, whole in pieces:
+            before = min(whole, left)
+            left -= before
+            in_turns.append((read, before))
+            last.append((read, whole - before))
+        for part in self.start_all(gpu, stream, in_turns, limit):
+            if not part.processed:
+                yield part
+        if (left_ps := stream.began_ps + asking_ps - int(self.env.now)) > 0:
+            # Nobody waits for what comes meanwhile.
+            self.env.process(self.asked_later(stream.asked, left_ps))
+        else:
+            stream.asked.succeed()
+        for part in self.start_all(gpu, stream, last, limit):
+            if not part.processed:
+                yield part
+        stream.through.succeed()
+
+    def asked_later(self, asked: simpy.Event, left_ps: int) -> Steps:
+        yield self.env.timeout(left_ps)
+        asked.succeed()
+
+    def start_all(
+        self, gpu: _Gpu, stream: _Stream, pieces: list[tuple[Read, int]], limit: StreamLimit
+    ) -> list[simpy.Event]:
+        before = len(stream.parts)
+        for read, num_bytes in pieces:
+            if num_bytes:
+                self.start(gpu, stream, read, num_bytes, limit)
+        return stream.parts[before:]
 
     def late_reads(self, one: Pass, early: _Stream | None) -> list[tuple[Read, int]]:
         """Reads of a pass, less what was started ahead."""
@@ -681,12 +743,23 @@ class _Engine:
         return max(self.flops_ps(one, sms), chain_ps)
 
     def stage_ps(self, room: _Room, one: Pass) -> float:
-        """One stage of a warp: its instructions, issued in turn with those of the SM's other warps, and its sums."""
+        """One stage of a warp: what it multiplies, its instructions and its sums.
+
+        All warps of an SM begin a stage when its bytes have come: these pass the port of shared memory, and then
+        instructions are issued in turn with those of the other warps.
+        """
         if not one.num_stages:
             return 0.0
         warps = warps_of(room.work) * -(-room.resident_blocks // self.num_sms)
         each_s = max(self.machine.instruction_s, warps / SCHEDULERS / self.machine.sm_clock_hz)
-        return 1e12 * one.stage_instructions * each_s + self.reduction_ps
+        num_bytes = sum(read.num_bytes for read in one.reads) / (one.num_blocks or room.work.num_blocks)
+        port_ps = self.port_ps(room, num_bytes / one.num_stages)
+        return 1e12 * one.stage_instructions * each_s + port_ps + self.reduction_ps
+
+    def port_ps(self, room: _Room, num_bytes: float) -> float:
+        """What an SM takes to load ``num_bytes`` of each of its blocks from shared memory."""
+        per_sm = -(-room.resident_blocks // self.num_sms)
+        return 1e12 * per_sm * num_bytes / SMEM_BYTES_PER_CLOCK / self.machine.sm_clock_hz
 
     def code_ps(self, call: Call, work: Work, num_blocks: int, *, fetches: bool) -> float:
         """What a warp takes to run through the straight code behind its wait, with the others of its SM."""
@@ -698,7 +771,7 @@ class _Engine:
         warps = warps_of(work) * -(-num_blocks // self.num_sms)
         issue_s = warps / SCHEDULERS / machine.sm_clock_hz
         each_s = max(issue_s, machine.cold_instruction_s if fetches else machine.instruction_s)
-        return 1e12 * each_s * STRAIGHT_INSTRUCTIONS.get(call.operator, 0)
+        return 1e12 * each_s * (work.straight_instructions or STRAIGHT_INSTRUCTIONS.get(call.operator, 0))
 
     def flops_ps(self, one: Pass, sms: int) -> float:
         machine = self.machine

@@ -132,15 +132,11 @@ class Memory:
         bytes_in_flight_per_block: int,
         *,
         queues: bool = False,
-        line_share: float = 1.0,
     ) -> StreamLimit:
-        """What a kernel can draw: by its bytes in flight (the machine's curve) and by the SMs it runs on.
-
-        ``line_share``: of a line, what one load of it asks for: an SM passes as many a second, whole or not.
-        """
+        """What a kernel can draw: by its bytes in flight (the machine's curve) and by the SMs it runs on."""
         sms = min(num_blocks, int(self._machine.num_sms))
         in_flight = resident_blocks * bytes_in_flight_per_block
-        hbm = min(self._machine.hbm_rate_for(in_flight), sms * line_share * self._machine.hbm_bytes_per_s_per_sm)
+        hbm = min(self._machine.hbm_rate_for(in_flight), sms * self._machine.hbm_bytes_per_s_per_sm)
         hbm = min(hbm, self._machine.hbm_read_bytes_per_s * self._machine.even_share(num_blocks))
         return StreamLimit(
             bytes_per_us(hbm),

@@ -19,7 +19,7 @@ after the last block there has ended (``block_refill_s``), with no launch in bet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import simpy
@@ -31,6 +31,7 @@ from k3sim.sim.machine import Machine
 # Shared memory that an SM can be set to (CUDA C++ Programming Guide, compute capability 9.0 and 10.0). The first block
 # on an idle SM sets it, and it stays until the SM is idle again.
 CARVE_OUTS = tuple(1024 * one for one in (8, 16, 32, 64, 100, 132, 164, 196, 228))
+L1_AND_SHARED_BYTES = 256 * 1024  # of an SM, of the same capabilities (same guide)
 REGISTERS_PER_SM = 64 * 1024  # compute capability 9.0, 10.0 and 10.3 (CUDA C++ Programming Guide)
 # Registers lie in four parts of an SM, and the warps of a block are dealt out evenly over them (H200): of 13 warps with
 # 128 each, one part has four and is full, and no block of eight finds room beside; of 12 it does (calibrate/probes,
@@ -116,6 +117,14 @@ class Placement:
     first: list[Share] = field(default_factory=list)  # of the blocks that started before there was ``on_start``
     on_start: Callable[[list[Share]], object] | None = None  # gets what further blocks took
 
+    def num_on(self) -> dict[int, int]:
+        """Blocks on each SM that has some."""
+        return {sm: len(taken) for sm, taken in self.on.items()}
+
+    def most_on_an_sm(self, before: Mapping[int, int] | None = None) -> int:
+        """Blocks on the SM with most of them, less what it had ``before``."""
+        return max((num - (before or {}).get(sm, 0) for sm, num in self.num_on().items()), default=0)
+
 
 class SmSlots:
     """The SMs of one GPU."""
@@ -186,6 +195,11 @@ class SmSlots:
             )
             wanted = max(1, most) * smem_bytes
         return next((one for one in CARVE_OUTS if wanted <= one <= self._smem_per_sm), self._smem_per_sm)
+
+    def l1_bytes(self, work: Work, placement: Placement | None) -> int:
+        """What is L1 on the SMs of a kernel's blocks: where it is least, as their shared memory is carved out."""
+        carve_outs = [self._rooms[sm].carve_out for sm in placement.on] if placement is not None else []
+        return L1_AND_SHARED_BYTES - max(carve_outs, default=self._carve_out(work))
 
     def _fits(self, wanted: Footprint) -> bool:
         return (

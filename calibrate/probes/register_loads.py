@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 from k3sim.calibrate.probes.clocks import Clocks
-from k3sim.calibrate.probes.gpu import Gpu, span_rate
+from k3sim.calibrate.probes.gpu import BLOCK_BYTES, Gpu
 from k3sim.calibrate.probes.recorder import Recorder
 
 SOURCE = r"""
@@ -45,25 +46,55 @@ template <int U> DEV void loads_and_trips(const uint4* src, u64 count, const u32
     const uint4* s, u64 n, const u32* r, int k, u64* t) { loads_and_trips<U>(s, n, r, k, t); }
 LOADS_AND_TRIPS(4) LOADS_AND_TRIPS(8) LOADS_AND_TRIPS(16)
 
-// A warp's tile is eight rows of 512 bytes, read by eight loads of 512 bytes: each a whole row's, or, as operands of
-// mma.sync are, 64 bytes of every row. FORM 2: those, and each brings the rest of its line to L2.
-template <int FORM> DEV void tiles(const char* src, u64 count, int row_bytes, u64* stamps) {
-  u64 begin = gtime(), warps = gridDim.x * (blockDim.x >> 5);
-  u32 lane = threadIdx.x & 31, acc = 0, across = row_bytes >> 9;
-  for (u64 tile = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5); tile < count; tile += warps) {
-    const char* at = src + tile / across * 8 * row_bytes + tile % across * 512;
-    at += FORM ? (u64)(lane >> 2) * row_bytes + (lane & 3) * 16 : lane * 16;
+// Eight warps ask for U loads of 512 bytes each at once. FORM 0: a row each. FORM 1: as operands of mma.sync are, 64
+// bytes of each of eight rows, the other half of each line by the next load. FORM 2: those, and each brings the rest of
+// its line to L2.
+template <int FORM, int U> DEV void asked_at_once(const char* src, u64* stamps) {
+  u32 lane = threadIdx.x & 31, row_bytes = U * 64, acc = 0;
+  const char* at = src + ((u64)blockIdx.x * 8 + (threadIdx.x >> 5)) * U * 512;
+  at += FORM ? (lane >> 2) * row_bytes + (lane & 3) * 16 : lane * 16;
+  u64 begin = gtime();
+  uint4 v[U];
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    const char* p = at + (FORM ? u * 64 : u * 512);
+    if (FORM == 2)
+      asm volatile("ld.global.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(v[u].x), "=r"(v[u].y), "=r"(v[u].z), "=r"(v[u].w) : "l"(p) : "memory");
+    else
+      asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                   : "=r"(v[u].x), "=r"(v[u].y), "=r"(v[u].z), "=r"(v[u].w) : "l"(p) : "memory");
+  }
+  u64 asked = gtime();
+#pragma unroll
+  for (int u = 0; u < U; ++u) acc ^= fold(v[u]);
+  depend(acc);
+  u64 there = gtime();
+  if (lane == 0) {
+    u64* s = stamps + 24 * blockIdx.x + 3 * (threadIdx.x >> 5);
+    s[0] = begin; s[1] = asked; s[2] = there;
+  }
+}
+#define ASKED(F) \
+  KERNEL asked_##F(const char* s, u64* t) { asked_at_once<F / 100, F % 100>(s, t); }
+ASKED(8) ASKED(16) ASKED(24) ASKED(108) ASKED(116) ASKED(124) ASKED(208) ASKED(216) ASKED(224)
+
+// Holds every SM with the whole of its memory as shared for `spin` cycles and lets the next kernel in at once.
+KERNEL carved_for_all(int spin) {
+  pdl_trigger();
+  u64 from = clk();
+  while (clk() - from < spin);
+}
+// Blocks below `readers` read in four batches, each asked for at once and waited for.
+DEV void carved_for_less(const uint4* src, int readers, u64* stamps) {
+  u64 begin = gtime();
+  if (blockIdx.x >= readers) return;
+  u32 acc = 0;
+  for (int round = 0; round < 4; ++round) {
     uint4 v[8];
 #pragma unroll
-    for (int u = 0; u < 8; ++u) {
-      const char* p = at + (FORM ? u * 64 : (u64)u * row_bytes);
-      if (FORM == 2)
-        asm volatile("ld.global.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(v[u].x), "=r"(v[u].y), "=r"(v[u].z), "=r"(v[u].w) : "l"(p) : "memory");
-      else
-        asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(v[u].x), "=r"(v[u].y), "=r"(v[u].z), "=r"(v[u].w) : "l"(p) : "memory");
-    }
+    for (int u = 0; u < 8; ++u)
+      v[u] = load4(src + ((u64)(round * readers + blockIdx.x) * 8 + u) * blockDim.x + threadIdx.x);
 #pragma unroll
     for (int u = 0; u < 8; ++u) acc ^= fold(v[u]);
   }
@@ -71,8 +102,10 @@ template <int FORM> DEV void tiles(const char* src, u64 count, int row_bytes, u6
   __syncthreads();
   if (threadIdx.x == 0) { stamps[2 * blockIdx.x] = begin; stamps[2 * blockIdx.x + 1] = gtime(); }
 }
-#define TILES(F) KERNEL tiles_##F(const char* s, u64 n, int b, u64* t) { tiles<F>(s, n, b, t); }
-TILES(0) TILES(1) TILES(2)
+// Copies: the wish is a setting of the kernel.
+#define CARVED(W) extern "C" __global__ void __launch_bounds__(1024, 1) carved_##W( \
+    const uint4* s, int r, u64* t) { carved_for_less(s, r, t); }
+CARVED(60) CARVED(100)
 """
 
 THREADS = 512
@@ -128,30 +161,92 @@ def register_loads(gpu: Gpu, recorder: Recorder) -> None:
                 case(blocks, loads, carve_out)
 
 
-def fragments(gpu: Gpu, recorder: Recorder) -> None:
-    """Rate of loads that are operands of ``mma.sync``, 64 bytes of each of eight rows, beside loads of whole rows.
+def asked_at_once(gpu: Gpu, recorder: Recorder) -> None:
+    """What eight warps take to ask for all they need, by whole rows or by operands of ``mma.sync``, and to have it.
 
-    Isolates: the same bytes by as many loads, and only which of them a load names differs; 16 SMs leave HBM free, so the
-    rate is that of an SM's loads. A fragment's two halves of a line are asked for one after the other, so that the
-    second one may find the line in L1 or on its way. Could mislead: eight loads a warp are in flight and then waited
-    for, where kernels ask for all they need.
+    ``asked`` and ``there`` are from a block's first load to the last warp's last one issued and arrived (median over
+    SMs). 48 SMs, data in HBM alone.
+
+    Isolates: the same bytes by as many loads, and only which of them a load names differs: 512 bytes in a row, or 64 of
+    each of eight rows, where the other half of each line is asked for by the next load. Could mislead: one shot of a
+    microsecond on a timer of 32 ns; what a kernel asks for behind it is not among the loads.
     """
-    sms, row_bytes, threads = gpu.num_sms, 4096, 512
-    stamps = gpu.zeros(2 * sms)
-    for blocks in (16, sms):
+    import numpy
+
+    blocks, threads = 48, 256
+    stamps = gpu.zeros(24 * blocks)
+    for carve_out in (60, 100):
         for form, name in enumerate(("rows", "fragments", "fragments, whole lines to L2")):
-            for carve_out in (60, 100):
-                count = blocks * (8 << 20) // 4096
-                args = (gpu.data, ctypes.c_uint64(count), row_bytes, stamps)
+            for loads in (8, 16, 24):
                 graph = gpu.graph(
-                    lambda args=args, form=form, blocks=blocks, carve_out=carve_out: gpu.launch(  # type: ignore[misc]
-                        f"tiles_{form}", blocks, threads, args, carve_out=carve_out
+                    lambda form=form, loads=loads, carve_out=carve_out: gpu.launch(  # type: ignore[misc]
+                        f"asked_{100 * form + loads}", blocks, threads, (gpu.data, stamps), carve_out=carve_out
                     )
                 )
+
+                def sampler(graph: Any = graph) -> dict[str, tuple[str, Any]]:
+                    asked, there = [], []
+                    gpu.replay(graph)
+                    for _ in range(recorder.replays // 4):
+                        evict(gpu)
+                        gpu.replay(graph)
+                        gpu.stream.synchronize()
+                        times = stamps.cpu().numpy().reshape(blocks, 8, 3)
+                        begin = times[:, :, 0].min(axis=1)
+                        asked.append(float(numpy.median(times[:, :, 1].max(axis=1) - begin)) / 1e3)
+                        there.append(float(numpy.median(times[:, :, 2].max(axis=1) - begin)) / 1e3)
+                    return {"asked": ("us", asked), "there": ("us", there)}
+
                 recorder.record(
-                    "fragments",
-                    {"blocks": blocks, "loads": name, "carve_out": carve_out},
-                    lambda graph=graph, blocks=blocks, count=count: {  # type: ignore[misc]
-                        "read_rate": ("B/s", span_rate(gpu, graph, stamps, blocks, 4096 * count, recorder.replays // 4))
-                    },
+                    "asked_at_once",
+                    {"loads": name, "bytes_per_sm": threads * 16 * loads, "carve_out": carve_out},
+                    sampler,
+                )
+
+
+def evict(gpu: Gpu) -> None:
+    """Fill L2 with other lines than those that probes read first."""
+    gpu.data[2**28 : 2**28 + 2**25].fill_(1)
+
+
+def kept_carve_out(gpu: Gpu, recorder: Recorder) -> None:
+    """Rate of loads of a kernel that wants L1, on SMs that the kernel before it had carved out as shared memory alone.
+
+    ``follows``: whether the second kernel stands waiting when the first one's block leaves an SM (PDL), is launched
+    when the first has ended (a plain edge), or runs alone. 16 SMs read 512 KB each, 128 at once, from HBM.
+
+    Isolates: the first kernel does nothing but hold 200 KB an SM for 10 us; what differs is how long the SM is idle in
+    between. A rate as with a wish of 100 says that the division was kept. Could mislead: one launch of 512 KB an SM
+    holds four trips to HBM, so rates are lower than those of a long stream; only their ratio is of interest.
+    """
+    sms, readers, threads = gpu.num_sms, 16, 1024
+    stamps = gpu.zeros(2 * sms)
+    num_bytes = readers * threads * 16 * 8 * 4
+    for wish in (60, 100):
+        for held_kib in (0, 48):
+            for follows in ("alone", "edge", "pdl"):
+
+                def body(wish: int = wish, held_kib: int = held_kib, follows: str = follows) -> None:
+                    if follows != "alone":
+                        gpu.launch("carved_for_all", sms, 32, (20_000,), smem=BLOCK_BYTES, carve_out=100)
+                    gpu.launch(
+                        f"carved_{wish}", sms, threads, (gpu.data, readers, stamps), smem=held_kib << 10,
+                        pdl=follows == "pdl", carve_out=wish,
+                    )  # fmt: skip
+
+                graph = gpu.graph(body)
+
+                def sampler(graph: Any = graph) -> dict[str, tuple[str, Any]]:
+                    rates = []
+                    gpu.replay(graph)
+                    for _ in range(recorder.replays // 4):
+                        evict(gpu)
+                        gpu.replay(graph)
+                        gpu.stream.synchronize()
+                        times = stamps[: 2 * readers].cpu().numpy().reshape(-1, 2)
+                        rates.append(1e9 * num_bytes / readers / float((times[:, 1] - times[:, 0]).mean()))
+                    return {"read_rate": ("B/s", rates)}
+
+                recorder.record(
+                    "kept_carve_out", {"carve_out": wish, "held_kib": held_kib, "follows": follows}, sampler
                 )

@@ -65,10 +65,10 @@ FIRST_NS = 2000  # of whoever leaves first after the meeting
 def uneven_ends(gpu: Gpu, recorder: Recorder) -> None:
     """When blocks of equal work end, one an SM, all streaming from HBM: quantiles over SMs, of the last one's time.
 
-    Isolates: every block reads the same number of bytes through the same ring, begins within a microsecond of the others
-    and computes nothing, so an SM that ends early was given more. ``same_sms`` is the correlation of an SM's time with
-    its mean over all replays: 1 where it is always the same SMs. Could mislead: which SMs share a GPC, and how many it
-    has, differs from card to card; the part of a block in a sum of 0.7 us of latency does not shrink with its bytes.
+    Isolates: every block reads the same number of bytes through the same ring, begins within a microsecond of the
+    others and computes nothing, so an SM that ends early was given more. ``same_sms`` is the correlation of an SM's
+    time with its mean over all replays: 1 where it is always the same SMs. Could mislead: which SMs share a GPC, and
+    how many it has, differs from card to card; the 0.7 us of latency in a block's time do not shrink with its bytes.
     """
     import numpy
 

@@ -15,6 +15,7 @@ TOKENS_PER_BLOCK = 64  # one tile of keys: at 8k context 128 blocks run
 MAX_SPLITS = 128  # beyond it a block walks several tiles
 LIFT_BLOCKS = 48
 # As it was measured: ptxas had moved the wait in front of the loads of W_UV (machine code of 2026-11-29).
+LIFT_WARPS = 4  # that share K of the value projection, in steps of 32
 LIFT_BEFORE_WAIT = True
 HEAD_TILE = 16  # tensor-core rows that heads are padded to
 
@@ -245,6 +246,7 @@ def lift_gate(weights: Sequence[Weight], *, rows: int, kv_lora_rank: int) -> Wor
         bytes_in_flight_per_block=8 * kv_lora_rank * 2,
         max_blocks_per_sm=8,
         registers_per_thread=48 if rows <= 8 else 56,
+        register_loads=True,
         passes=(
             Pass(
                 num_dependent_loads=1,
@@ -253,6 +255,7 @@ def lift_gate(weights: Sequence[Weight], *, rows: int, kv_lora_rank: int) -> Wor
                 written_bytes=0,
                 flops=(rows + 1) * float(one.num_bytes),
                 unit=Unit.BF16,
+                num_products_in_series=kv_lora_rank // (32 * LIFT_WARPS),
                 num_block_reductions=1,
             ),
         ),

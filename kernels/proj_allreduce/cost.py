@@ -15,6 +15,7 @@ from k3sim.kernels.skinny_gemv.cost import BF16_BYTES, ring
 from k3sim.kernels.work import WITH_L1, Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
+CHUNK = 8  # values of a copy
 TILE = 16  # outputs of a block of ``produce_whole``
 CLUSTER_BLOCKS = 8
 MAX_BLOCKS_K = 12  # 32-wide blocks along K whose weights a thread holds
@@ -36,6 +37,7 @@ def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
     warps = next(n for n in (4, 6, 8, 12) if blocks_k % n == 0 and blocks_k // n <= MAX_BLOCKS_K)
     num_blocks = one.num_outputs // TILE
     taken = min(rows, MAX_ROWS)  # that the kernel has room for
+    copies = -(-taken * one.depth // CHUNK // (32 * warps))  # of a thread, of its part of x
     return Work(
         num_blocks=num_blocks,
         threads_per_block=32 * warps,
@@ -44,7 +46,11 @@ def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
         max_blocks_per_sm=2048 // (32 * warps),
         registers_per_thread=72 if blocks_k // warps <= 6 else 128,
         queues=True,
-        fragment_loads=True,
+        register_loads=True,
+        triggers_behind_loads=True,
+        # Copies of x, products, and the rest; for sm_90a 171, 225 and 347 at 1, 8 and 16 rows of K 768, 229, 352 and
+        # 652 of K 1536.
+        straight_instructions=113 + 12 * copies + 8 * -(-taken // 8) * (blocks_k // warps),
         carve_out_percent=WITH_L1,
         passes=(
             Pass(
@@ -75,7 +81,7 @@ def consume(weights: Sequence[Weight], *, rows: int, hidden: int, slots: int) ->
         smem_bytes_per_block=2048,
         bytes_in_flight_per_block=16 * 1024,
         max_blocks_per_sm=4,
-        registers_per_thread=128 if slots > 1 else 64,
+        registers_per_thread=128 if slots > 8 else 88 if slots > 1 else 64,
         passes=(
             Pass(
                 num_dependent_loads=2,

@@ -201,7 +201,8 @@ def _tiled(
         weights_share = row_tiles / (row_tiles + config.column_tiles)
     multiply = Pass(
         num_dependent_loads=1,
-        input_bytes_per_block=rows * config.slice_depth * BF16_BYTES,
+        # In the mma form x comes slot by slot with the weights: behind the first there is time for it.
+        input_bytes_per_block=rows * config.slice_depth * BF16_BYTES // (config.num_stages if config.is_mma else 1),
         reads=_reads(weights, early=True),
         flops=(
             sum(2.0 * max(rows, 8 * config.column_tiles) * 2 * one.num_outputs * one.depth for one in weights)
@@ -226,6 +227,7 @@ def _tiled(
             int(config.ring_bytes * weights_share), -(-num_outputs * depth * BF16_BYTES // num_blocks)
         ),
         early_bytes_in_flight_per_block=0 if config.is_mma else config.early_stages * config.stage_bytes,
+        ring_slots=min(config.tiling.stages, config.num_stages),
         max_blocks_per_sm=2048 // config.threads,
         registers_per_thread=_registers(config, pushes=bool(sent_bytes_per_peer)),
         queues=True,

@@ -21,7 +21,8 @@ def kinds(name: str) -> list[str]:
     made = re.sub(r"_\d+$", "_##", name)
     for macro, of in (("large_##", "large_##ID"), ("tiny_##", "tiny_##ID"), ("stream_loads_##", "stream_loads_##U"),
                       ("push_rounds_##", "push_rounds_##N"), ("loads_and_trips_##", "loads_and_trips_##U"),
-                      ("product_chain_##", "product_chain_##N"), ("tiles_##", "tiles_##F")):  # fmt: skip
+                      ("product_chain_##", "product_chain_##N"), ("asked_##", "asked_##F"),
+                      ("carved_##", "carved_##W")):  # fmt: skip
         if made == macro:
             text = re.search(re.escape(of) + r"\(([^)]*)\)", SOURCE)
             assert text, name

@@ -11,8 +11,8 @@ import pytest
 from tiny import PS, TINY, call, kernel, reads, simulate, spans, stream, work
 
 from k3sim.kernels.work import Barrier, Pass, ReadKind, Unit
-from k3sim.sim import engine
-from k3sim.sim.machine import looped_back
+from k3sim.sim import engine, sm_slots
+from k3sim.sim.machine import Machine, looped_back
 from k3sim.sim.skew import Paces, Skew
 from k3sim.sim.timeline import Phase, Timeline
 from k3sim.sim.waits import Part, critical_path, waits_ps
@@ -142,18 +142,101 @@ def test_every_byte_is_read_once_however_blocks_find_room(
     assert run.hbm_bytes == pytest.approx(1000, abs=2) and run.end_ps > 0
 
 
-def test_what_follows_loads_of_fragments_is_asked_for_behind_them(monkeypatch: Patch) -> None:
-    """Half a line a load halves what an SM draws, and the input comes after it."""
+def test_what_follows_loads_into_registers_is_asked_for_behind_them(monkeypatch: Patch) -> None:
     one = work(Pass(reads=(reads(4000, early=True),), num_dependent_loads=1), bytes_in_flight_per_block=400)
     machine = replace(TINY, hbm_bytes_per_s_per_sm=0.05e12, l2_far_latency_s=300 * PS)
     ends = [
-        kernel(simulate(monkeypatch, {"a": replace(one, fragment_loads=how)}, [call(0, "a")], machine, num_ranks=1),
+        kernel(simulate(monkeypatch, {"a": replace(one, register_loads=how)}, [call(0, "a")], machine, num_ranks=1),
                "a").end_ps
         for how in (False, True)
     ]  # fmt: skip
-    # Launch, latency, 4000 bytes: at 0.4 B/ps by those in flight, and at 0.25, half of what ten SMs draw; the input
-    # beside them, and after them.
-    assert ends == [1000 + 100 + 10000, 1000 + 100 + 16000 + 300]
+    # Launch, latency, 4000 bytes at 0.4 B/ps by those in flight; the input beside them, and after them.
+    assert ends == [1000 + 100 + 10000, 1000 + 100 + 10000 + 300]
+
+
+def test_loads_into_registers_have_no_more_on_their_way_than_l1_holds(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(sm_slots, "L1_AND_SHARED_BYTES", TINY.smem_bytes_per_sm + 250)  # of which 1000 are shared
+    one = work(Pass(reads=(reads(4000, early=True),)), bytes_in_flight_per_block=400, register_loads=True)
+    timeline = simulate(monkeypatch, {"a": one}, [call(0, "a")], num_ranks=1)
+    assert kernel(timeline, "a").end_ps == 1000 + 100 + 16000  # ten SMs with 250 each
+
+
+def test_a_kernel_that_triggers_behind_its_loads_takes_what_an_sm_takes_to_ask_for_them(monkeypatch: Patch) -> None:
+    machine = replace(TINY, hbm_bytes_per_s_per_sm=0.05e12)
+    one = work(Pass(reads=(reads(4000, early=True),)), bytes_in_flight_per_block=400, register_loads=True)
+    works = {"a": replace(one, triggers_behind_loads=True), "b": stream(100)}
+    calls = [call(0, "a", trigger="start"), call(1, "b", launch="pdl")]
+    # One block an SM: 400 bytes at 0.05 a picosecond, when L1 holds all of them.
+    assert kernel(simulate(monkeypatch, works, calls, machine, num_ranks=1), "b").start_ps == 1000 + 8000
+    # When it holds 250 of them, the last are asked for when 150 of each block have come, at 0.25 by those in flight.
+    monkeypatch.setattr(sm_slots, "L1_AND_SHARED_BYTES", TINY.smem_bytes_per_sm + 250)
+    late = simulate(monkeypatch, works, calls, replace(TINY, hbm_bytes_per_s_per_sm=1e12), num_ranks=1)
+    assert kernel(late, "b").start_ps == 1000 + 100 + 6000
+
+
+def test_blocks_that_find_room_later_ask_before_their_kernel_triggers(monkeypatch: Patch) -> None:
+    whole = {"smem_bytes_per_block": 1000, "max_blocks_per_sm": 1, "registers_per_thread": 8}
+    one = work(Pass(reads=(reads(1000, early=True),)), bytes_in_flight_per_block=100, register_loads=True, **whole)
+    works = {
+        "long": replace(stream(5000), num_blocks=3, **whole),
+        "a": replace(one, triggers_behind_loads=True),
+        "b": work(Pass(num_dependent_loads=1)),
+    }
+    calls = [call(0, "long", stream="aux"), call(1, "a", trigger="start"), call(2, "b", launch="pdl")]
+    timeline = simulate(monkeypatch, works, calls, replace(TINY, hbm_bytes_per_s_per_sm=0.5e12), num_ranks=1)
+    # Seven blocks read their 700 bytes at 0.07; in their place the other three begin a refill later, and ask for 100
+    # bytes each at 0.5 a picosecond.
+    assert kernel(timeline, "b").start_ps == 1000 + 100 + 10000 + 1000 + 200
+
+
+def test_a_ring_that_stood_full_asks_for_more_when_a_stage_of_it_is_done(monkeypatch: Patch) -> None:
+    machine = replace(TINY, instruction_s=3 * PS)
+
+    def ramp_ps(**of_pass: int) -> int:
+        ring = work(Pass(reads=(reads(4000, early=True),), **of_pass), bytes_in_flight_per_block=100)
+        works = {"a": work(Pass(num_dependent_loads=1200)), "b": ring}
+        calls = [call(0, "a", trigger="start"), call(1, "b", launch="pdl")]
+        found = spans(kernel(simulate(monkeypatch, works, calls, machine, num_ranks=1), "b"))
+        released = next(end for phase, _, end in found if phase == "release")
+        return next(end for phase, _, end in found if phase == "ramp") - released
+
+    assert ramp_ps() == 100
+    # 50 instructions, 200 bytes of a stage at 128 a clock of 2 ps (0.0064 of them), and the sums.
+    assert ramp_ps(num_stages=2, stage_instructions=50) == 150 + round(200 / 128 * 2) + 7 + 100
+
+
+def test_inputs_of_all_blocks_come_over_the_ports_of_their_sms_and_from_l2(monkeypatch: Patch) -> None:
+    def latency_ps(machine: Machine, **footprint: int) -> int:
+        one = work(Pass(num_dependent_loads=1, input_bytes_per_block=40), **footprint)
+        run = kernel(simulate(monkeypatch, {"a": one}, [call(0, "a")], machine, num_ranks=1), "a")
+        return sum(end - start for phase, start, end in spans(run) if phase == "latency")
+
+    assert latency_ps(TINY) == 10 + 100  # 40 bytes at 0.4
+    assert latency_ps(TINY, num_blocks=30) == 10 + 300  # three blocks an SM
+    assert latency_ps(replace(TINY, l2_read_bytes_per_s=1e12)) == 10 + 400  # 400 bytes at 1
+
+
+def test_the_last_slot_of_a_tensor_core_ring_passes_shared_memory_before_it_is_multiplied(monkeypatch: Patch) -> None:
+    one = Pass(reads=(reads(2560),), unit=Unit.BF16)
+    ends = [
+        kernel(
+            simulate(
+                monkeypatch, {"a": work(one, bytes_in_flight_per_block=512, ring_slots=slots)}, [call(0, "a")],
+                num_ranks=1,
+            ), "a",
+        ).end_ps
+        for slots in (0, 2)
+    ]  # fmt: skip
+    assert ends[1] - ends[0] == 4  # 256 bytes, two clocks of 2 ps
+
+
+def test_a_work_may_count_its_own_straight_code(monkeypatch: Patch) -> None:
+    machine = replace(TINY, instruction_s=2 * PS, cold_instruction_s=5 * PS)
+    monkeypatch.setattr(engine, "STRAIGHT_INSTRUCTIONS", {"a": 100})
+    monkeypatch.setattr(engine, "PRICED_INSTRUCTIONS", {})
+    one = replace(stream(1000), straight_instructions=300)
+    run = kernel(simulate(monkeypatch, {"a": one}, [call(0, "a")], machine, num_ranks=1, code_bytes={"a": 1000}), "a")
+    assert sum(end - start for phase, start, end in spans(run) if phase == "compute") == 1500
 
 
 def test_products_in_series_end_no_sooner_than_their_chain(monkeypatch: Patch) -> None:
