@@ -379,7 +379,7 @@ def test_a_wrong_scenario_is_refused_with_its_line(
 
 
 def test_the_factor_that_moves_a_verdict_does_move_it() -> None:
-    (found,) = sensitivity.sensitivity("coding-agents", num_values=2, num_draws=3)
+    (found,) = sensitivity.sensitivity("coding-agents", num_values=4, num_draws=3)
     assert [one.swing for one in found.values] == sorted((one.swing for one in found.values), reverse=True)
     figure = claims.load_scenario(claims.SCENARIOS / "coding-agents.json").figures[0]
     moved = [one for one in found.values if one.factor_to_move is not None]

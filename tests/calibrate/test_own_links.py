@@ -45,7 +45,7 @@ def test_the_samples_are_whole_and_say_where_they_are_from() -> None:
     file = own_links.link_samples()
     head = file.metadata
     assert (head["source"], head["gpus"], head["quick"]) == (SOURCE, 2, False)
-    assert head["commit"] == "a01c682; projections 8131c5f"
+    assert head["commit"] == "68a3bdf"
     assert (file.gpu, file.num_sms, head["versions"]["nccl"]) == ("NVIDIA H200", 132, "2.28.9")
     assert {one.case for one in file.samples} == {
         "clocks", "link_hop", "link_load", "link_exchange", "link_push", "link_pull", "link_copy", "all_reduce",
@@ -56,13 +56,13 @@ def test_the_samples_are_whole_and_say_where_they_are_from() -> None:
 
 def test_only_one_case_did_not_repeat() -> None:
     ((refused, reason),) = own_links.link_samples().refused
-    assert (refused.case, refused.parameters["blocks"], refused.parameters["slots"]) == ("link_exchange", 8, 1)
-    assert "runs are 38.5 cycle apart" in reason
+    assert (refused.case, refused.parameters["over"]) == ("link_load", "l2")
+    assert "its last third is 18 cycle from its first" in reason
 
 
 def test_the_hand_overs_all_passed() -> None:
     document = json.loads(HAND_OVERS.read_text(encoding="utf-8"))
-    assert document["environment"]["commit"] == "8131c5f"
+    assert document["environment"]["commit"] == "68a3bdf"
     checks = document["checks"]
     pairs = ["proj_allreduce", "router_topk", "latent_tail", "lse_merge"]
     assert [(one["operator"], one["ranks"]) for one in checks] == [
@@ -84,7 +84,7 @@ def test_the_steps_are_of_two_gpus_and_hold_every_replay() -> None:
     assert [(one["path"], one["concurrency"]) for one in found if one["gpus"] == 1] == [("stock", 1), ("fused", 1)]
     for one in found:
         assert one["layout"] == "tp8ep1dcp1" and one["layers"] == 40
-        assert one["environment"]["commit"] == "8131c5f"
+        assert one["environment"]["commit"] == ("68a3bdf" if one["concurrency"] == 4 else "20cff8e")
         assert len(one["samples_us"]) == 200
         assert statistics.median(one["samples_us"]) == pytest.approx(one["step_us"], rel=1e-4)
 
@@ -121,7 +121,12 @@ def test_rates_are_below_the_nominal_one_and_a_hop_is_one_way_and_more() -> None
 
 @pytest.mark.parametrize(
     ("path", "rows", "low", "high"),
-    [("stock", (1, 2, 4, 8, 16), 0.0, 0.055), ("fused", (1, 8, 16), -0.05, -0.015), ("fused", (2, 4), -0.105, -0.05)],
+    [
+        ("stock", (1, 2, 4), 0.005, 0.05),
+        ("stock", (8, 16), 0.05, 0.075),
+        ("fused", (1, 2), 0.02, 0.035),
+        ("fused", (4, 8, 16), -0.045, 0.005),
+    ],
 )
 def test_errors_of_steps_over_the_link_lie_in_their_band(
     path: str, rows: tuple[int, ...], low: float, high: float
@@ -133,9 +138,9 @@ def test_errors_of_steps_over_the_link_lie_in_their_band(
 
 @pytest.mark.parametrize(
     ("path", "exchanges", "measured_us", "low_us", "high_us"),
-    [("stock", 121, 99.1, 68.0, 84.0), ("fused", 160, 84.4, 65.0, 82.0)],
+    [("stock", 121, 79.5, 88.0, 104.0), ("fused", 160, 171.6, 62.0, 80.0)],
 )
-def test_what_the_link_adds_is_predicted_within_half_of_it(
+def test_what_the_link_adds_to_a_step_lies_in_its_band(
     path: str, exchanges: int, measured_us: float, low_us: float, high_us: float
 ) -> None:
     one = differences()[path]
@@ -149,19 +154,19 @@ def test_errors_of_exchanges_over_the_link_lie_in_their_band() -> None:
         if label.startswith("all_reduce"):
             assert -0.15 <= one.error <= 0.08, label
         elif "7168x768, 1 row," in label:
-            assert -0.23 <= one.error <= 0.11, label
-        else:  # read while the kernel had no L1 for its loads, predicted for what it has now
-            assert -0.42 <= one.error <= -0.13, label
+            assert 0.15 <= one.error <= 0.27, label
+        else:
+            assert -0.13 <= one.error <= 0.07, label
 
 
-def test_one_row_of_a_welded_projection_misses_what_was_asked_of_it() -> None:
-    """Asked were 11 us, and half the time of GEMV and NCCL; the kernel has changed since the reading."""
+def test_one_row_of_a_welded_projection_takes_what_was_asked_of_it() -> None:
+    """Asked were 11 us, and half the time of GEMV and NCCL."""
     times = {
         one.parameters["by"]: one.value
         for one in own_links.link_samples().matching("projection", "time", ranks=8, depth=1536, rows=1)
     }
-    assert 11.0 < times["welded"] < 11.6
-    assert 1.55 < times["cuBLAS, NCCL, attn_res"] / times["welded"] < 1.7
+    assert 7.8 < times["welded"] < 8.4
+    assert 2.2 < times["cuBLAS, NCCL, attn_res"] / times["welded"] < 2.4
 
 
 def test_a_group_of_more_ranks_sends_more() -> None:

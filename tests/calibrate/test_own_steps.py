@@ -37,7 +37,7 @@ def test_labels_tell_switch_sets_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "low", "high"), [("stock", -0.03, 0.022), ("fused", -0.03, 0.025)]
+    ("kind", "low", "high"), [("stock", -0.03, 0.022), ("fused", -0.031, 0.031)]
 )
 def test_errors_of_whole_steps_lie_in_their_band(kind: str, low: float, high: float) -> None:
     errors = {label: row.error for label, row in STEPS.items() if label.startswith(f"h200: {kind},")}
@@ -49,7 +49,7 @@ def test_errors_of_whole_steps_lie_in_their_band(kind: str, low: float, high: fl
 
 @pytest.mark.parametrize(
     ("switch", "low", "high"),
-    [("size-matched", 0.95, 1.10), ("welded", 0.85, 1.0), ("shared-routing", 0.68, 0.82)],
+    [("size-matched", 0.95, 1.10), ("welded", 0.98, 1.14), ("shared-routing", 0.68, 0.82)],
 )
 def test_what_a_switch_is_worth_is_predicted(switch: str, low: float, high: float) -> None:
     """Predicted over measured cost of leaving one out."""
@@ -67,7 +67,7 @@ def test_increments_add_up_to_the_step() -> None:
 
 AGREE = (
     "embed.push", "kda.in_proj", "kda.o_proj", "attn_res.ffn", "dense.gate_up", "dense.down", "mla.qkv_a_gate",
-    "mla.prep", "mla.attention", "mla.o_proj", "moe.front", "moe.routing", "moe.experts", "head.attn_res",
+    "kda.decode", "mla.prep", "mla.attention", "mla.lift_gate", "mla.o_proj", "moe.routing", "moe.experts",
     "head.lm_head", "head.advance",
 )  # fmt: skip
 
@@ -76,6 +76,23 @@ AGREE = (
 def test_stages_that_agree(stage: str) -> None:
     one = STAGES[stage]
     assert one.predicted_increment_us == pytest.approx(one.measured_increment_us, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("stage", "low", "high"),
+    [("moe.front", 1.25, 1.5), ("moe.latent_up", 0.5, 0.65), ("attn_res.mixer", 1.25, 1.45),
+     ("head.attn_res", 0.65, 0.75)],
+)  # fmt: skip
+def test_stages_that_do_not_agree(stage: str, low: float, high: float) -> None:
+    """Predicted over measured: where one comes nearer, it goes to those that agree."""
+    one = STAGES[stage]
+    assert low <= one.predicted_increment_us / one.measured_increment_us <= high
+
+
+def test_the_tail_and_the_residual_behind_it_agree_better_than_each() -> None:
+    both = [STAGES[stage] for stage in ("moe.latent_up", "attn_res.mixer")]
+    ratio = sum(one.predicted_increment_us for one in both) / sum(one.measured_increment_us for one in both)
+    assert 0.74 <= ratio <= 0.82
 
 
 @pytest.mark.parametrize(("operator", "case"), sorted(own_kernels.CHAINS))
