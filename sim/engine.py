@@ -767,7 +767,9 @@ class _Engine:
         if not self.code_bytes[call.index]:
             return 0.0
         if fetched := PRICED_INSTRUCTIONS.get(call.operator, 0):
-            return 1e12 * fetched * (machine.cold_instruction_s - machine.instruction_s) if fetches else 0.0
+            # A drawn machine may have the one slower than the other.
+            more_s = max(0.0, machine.cold_instruction_s - machine.instruction_s)
+            return 1e12 * fetched * more_s if fetches else 0.0
         warps = warps_of(work) * -(-num_blocks // self.num_sms)
         issue_s = warps / SCHEDULERS / machine.sm_clock_hz
         each_s = max(issue_s, machine.cold_instruction_s if fetches else machine.instruction_s)

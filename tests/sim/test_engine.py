@@ -72,6 +72,9 @@ def test_straight_code_runs_at_the_pace_of_what_is_held_or_fetched(monkeypatch: 
     # Priced elsewhere while it is held: only the difference counts.
     monkeypatch.setattr(engine, "PRICED_INSTRUCTIONS", {"a": 100})
     assert code_ps("a", "a", "b") == [300, 0, 1000]
+    # Where a drawn machine fetches as fast as it runs, fetching costs nothing.
+    machine = replace(machine, cold_instruction_s=1 * PS)
+    assert code_ps("a", "a") == [0, 0]
 
 
 def test_many_warps_of_an_sm_share_its_issue(monkeypatch: Patch) -> None:
