@@ -594,15 +594,14 @@ class _Engine:
         The first ``skipped_bytes`` are read by blocks that started before. ``per_sm``: most of the blocks on one SM, 0
         where they are spread evenly.
         """
-        gpu, limit = room.gpu, self.limit(room, one, blocks, early=True)
-        budget = (room.resident_blocks if blocks is None else blocks) * room.work.bytes_in_flight_per_block
+        limit, resident = self.limit(room, one, blocks, early=True), room.resident_blocks if blocks is None else blocks
+        budget = resident * room.work.bytes_in_flight_per_block
         reads = [read for read in one.reads if read.early and read.num_bytes]
         if not reads:
             return None
-        stream = _Stream(
-            through=simpy.Event(self.env), asked=simpy.Event(self.env), budget=budget, began_ps=int(self.env.now)
-        )
-        room.asking.append(stream.asked)
+        asked = simpy.Event(self.env)
+        room.asking.append(asked)
+        stream = _Stream(through=simpy.Event(self.env), asked=asked, budget=budget, began_ps=int(self.env.now))
         pieces: list[tuple[Read, int]] = []
         left, skipped = budget, skipped_bytes
         for read in reads:
@@ -612,13 +611,12 @@ class _Engine:
             left -= num_bytes
             if num_bytes > 0:
                 pieces.append((read, num_bytes))
-        resident = room.resident_blocks if blocks is None else blocks
         on_the_way = resident * self.in_flight_bytes(room, resident, early=True)
         asking_ps = 0
         if room.work.triggers_behind_loads:
             each = room.work.bytes_in_flight_per_block * (per_sm or -(-resident // self.num_sms))
             asking_ps = round(each * 1e12 / self.machine.hbm_bytes_per_s_per_sm)
-        self.env.process(self.read_early(gpu, stream, pieces, limit, on_the_way, asking_ps))
+        self.env.process(self.read_early(room.gpu, stream, pieces, limit, on_the_way, asking_ps))
         return stream
 
     def read_early(

@@ -15,8 +15,8 @@ How data moves
     cluster barrier they are operand A, and W_UK, whose pairs along K lie in different rows, becomes operand B by byte
     permutes in registers. One more cluster only writes the cache, beside the others.
 
-What it reaches (H200, 2026-11-29; h200.json beside this file)
-    One row, weights cold: 12 heads 3.9 us (8.7 MB), 6 heads 2.7 us; 12 heads 8 rows 5.5 us, 16 rows 8.1 us.
+What it reaches (H200, 2026-11-30; h200.json beside this file)
+    One row, weights cold: 12 heads 3.9 us (8.7 MB), 6 heads 2.4 us; 12 heads 8 rows 5.3 us, 16 rows 7.5 us.
 
 Limits
     1 to 16 rows. A slot below 0 marks a padding row: nothing is written to the cache. Slots may lie beyond 2^31 bytes.

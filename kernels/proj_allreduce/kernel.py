@@ -52,7 +52,8 @@ The gathered form (``consume_gathered``)
     written, before that launch has ended.
 
 What it reaches (H200, 2026-11-29; h200.json beside this file; weights cold, 8 slots on the one GPU, no link)
-    ``produce`` one row, K 1536 / 768: 7.5 / 4.3 us (cuBLAS without push 8.3 / 5.4). With ``consume``: 9.4 / 6.9 us.
+    ``produce`` one row, K 1536 / 768: 7.5 / 4.3 us (cuBLAS without push 8.3 / 5.4). With ``consume``, since its loads
+    have L1 (2026-11-30, calibrate/data/h200-kernels-l1.json): 7.8 / 5.9 us; over NVLink, two GPUs for eight ranks, 8.1.
 
 Limits
     K a multiple of 128 up to 1536, 2112 or 4224 (dense layer at TP16 and TP8), D = 64 x threads of ``consume`` (at most
