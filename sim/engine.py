@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -317,22 +317,17 @@ class _Engine:
         if placement is not None and room.in_waves:
             placed, room.resident_blocks = placement, len(placement.first)
             placed.on_start = lambda shares: env.process(self.later_blocks(room, placed, held.blocks, shares, later))
-        passes = self.passes_of(room, held.blocks)
-        for position, one in enumerate(passes):
-            if both_ways and position == 1:
-                self.vary(gpu, call, begun_ps)
-                yield from self.exchange_inside(rank, call, state, work)
-                begun_ps = int(env.now)
-            is_last = position + 1 == len(passes)
-            triggers = state if call.trigger == "stream" and is_last else None
-            yield from self.stream_pass(room, one, ahead.get(position), triggers)
-            if not is_last and position + 1 not in ahead:
-                ahead[position + 1] = self.start_early(room, passes[position + 1])
-            yield from self.reduce_pass(room, one)
-        if both_ways and len(work.passes) == 1:
+
+        def exchange() -> Steps:
+            nonlocal begun_ps
             self.vary(gpu, call, begun_ps)
             yield from self.exchange_inside(rank, call, state, work)
             begun_ps = int(env.now)
+
+        yield from self.run_passes(
+            room, self.passes_of(room, held.blocks), ahead, triggers=state if call.trigger == "stream" else None,
+            behind_first=exchange if both_ways else None,
+        )  # fmt: skip
         if launches and self.tail_ps:
             # Stragglers and stores. A task's are part of its counter.
             yield env.timeout(round(pace * self.tail_ps) + gpu.memory.queueing_ps())
@@ -405,13 +400,23 @@ class _Engine:
         room.gpu.slots.give(placement, shares, room.run.index)
         finished.succeed()
 
-    def run_passes(self, room: _Room, passes: tuple[Pass, ...], ahead: dict[int, _Stream | None]) -> Steps:
-        """Passes of a kernel that exchanges nothing between them."""
+    def run_passes(
+        self, room: _Room, passes: tuple[Pass, ...], ahead: dict[int, _Stream | None], *,
+        triggers: _State | None = None, behind_first: Callable[[], Steps] | None = None,
+    ) -> Steps:  # fmt: skip
+        """Passes one after the other. ``ahead``: early reads that were started, by pass.
+
+        ``triggers``: what triggers behind the last stream. ``behind_first``: what comes between the first pass and the
+        next.
+        """
         for position, one in enumerate(passes):
-            yield from self.stream_pass(room, one, ahead.get(position), None)
-            if position + 1 < len(passes) and position + 1 not in ahead:
+            is_last = position + 1 == len(passes)
+            yield from self.stream_pass(room, one, ahead.get(position), triggers if is_last else None)
+            if not is_last and position + 1 not in ahead:
                 ahead[position + 1] = self.start_early(room, passes[position + 1])
             yield from self.reduce_pass(room, one)
+            if behind_first is not None and not position:
+                yield from behind_first()
 
     def passes_of(self, room: _Room, num_blocks: int) -> tuple[Pass, ...]:
         """What the blocks of this wave do of each pass."""
