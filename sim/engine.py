@@ -318,7 +318,7 @@ class _Engine:
             placed, room.resident_blocks = placement, len(placement.first)
             placed.on_start = lambda shares: env.process(self.later_blocks(room, placed, held.blocks, shares, later))
 
-        def exchange() -> Steps:
+        def meet_peers() -> Steps:
             nonlocal begun_ps
             self.vary(gpu, call, begun_ps)
             yield from self.exchange_inside(rank, call, state, work)
@@ -326,7 +326,7 @@ class _Engine:
 
         yield from self.run_passes(
             room, self.passes_of(room, held.blocks), ahead, triggers=state if call.trigger == "stream" else None,
-            behind_first=exchange if both_ways else None,
+            behind_first=meet_peers if both_ways else None,
         )  # fmt: skip
         if launches and self.tail_ps:
             # Stragglers and stores. A task's are part of its counter.
