@@ -73,6 +73,40 @@ def test_stored_probes_and_kernels_are_read_whole() -> None:
     assert all(len(one.runs[0].values) in (50, 100) for one in kernels.samples)
 
 
+def test_the_stored_probes_of_loads_say_what_the_simulator_takes_from_them() -> None:
+    """L1 bounds loads into registers, half lines do not, and an SM that is idle for an instant is divided anew."""
+    file = read_samples(DATA / "h200-loads.json")
+
+    def reading(case: str, quantity: str, **parameters: object) -> float:
+        # Unstable ones are refused for a fit, not for a comparison by a factor of two.
+        found = [*file.samples, *(one for one, _ in file.refused)]
+        (value,) = {
+            one.value for one in found
+            if (one.case, one.quantity) == (case, quantity) and parameters.items() <= one.parameters.items()
+        }  # fmt: skip
+        return value
+
+    for loads in ("rows", "fragments"):
+        asked = [
+            reading("asked_at_once", "asked", loads=loads, bytes_per_sm=96 << 10, carve_out=one) for one in (60, 100)
+        ]
+        assert asked[0] < 0.8 < 1.9 < asked[1]
+    there = [reading("asked_at_once", "there", loads=one, bytes_per_sm=96 << 10, carve_out=60)
+             for one in ("rows", "fragments")]  # fmt: skip
+    assert there[1] < 1.1 * there[0]
+    rates = {
+        (wish, follows): reading("kept_carve_out", "read_rate", carve_out=wish, held_kib=48, follows=follows)
+        for wish in (60, 100)
+        for follows in ("alone", "pdl")
+    }
+    assert rates[60, "pdl"] > 0.95 * rates[60, "alone"] and rates[60, "pdl"] > 1.8 * rates[100, "pdl"]
+    late = [reading("met_by_burst", "last", burst_blocks=132, burst_bytes_in_flight_per_sm=1 << 17, burst_later_ns=ns)
+            for ns in (0, 2000)]  # fmt: skip
+    assert late[0] > 4.0 and late[1] < 2.3
+    entries = {one.value > 5 for one in file.samples if one.case == "three_blocks"}
+    assert entries == {True, False}
+
+
 def test_every_repetition_of_schema_2_is_there(tmp_path: Path) -> None:
     (one,) = read_samples(write(tmp_path / "a.json", small())).samples
     assert [run.values for run in one.runs] == [(1.0, 1.01, 1.02, 1.03), (1.0, 1.02, 1.03, 1.04)]
