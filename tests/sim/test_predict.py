@@ -155,9 +155,9 @@ def test_identical_ranks_step_like_one_that_stands_for_all(path: str, layout: La
         for run, single in zip(all_ranks.of_rank(rank), one.kernels, strict=True):
             assert run.stage == single.stage
             # Rates are whole: of an ingress port shared by seven peers the last one gets what the division left, so
-            # its stores leave a few picoseconds earlier, and what shares HBM with the next kernel has another part of
-            # it for as long. What all wait for, the slowest, is the same.
-            assert abs(run.end_ps - single.end_ps) <= 1000
+            # its stores leave a few picoseconds earlier. What all wait for, the slowest, is the same. A prefetch in the
+            # background, for which nobody waits, gets another part of HBM for as long, chunk by chunk.
+            assert abs(run.end_ps - single.end_ps) <= (1000 if run.stream == "prefetch" else 100)
 
 
 @pytest.mark.parametrize("path", PATHS)
