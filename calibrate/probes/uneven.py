@@ -19,10 +19,7 @@ KERNEL equal_shares(const char* src, u64 span, u64 total, int chunk, int stages,
 
 // All blocks of both kernels leave together, a fixed time after the last one has come; `delay_ns` more for this kernel.
 DEV u64 leave_together(u32* counter, u32 expected, int delay_ns) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(counter) : "memory");
-  u64 from = gtime();
-  while (load_acquire(counter) < expected)
-    if (gtime() - from > 200000) return 0;
+  if (!meet(counter, expected)) return 0;
   u64 at = ((gtime() + 3000) & ~(u64)4095) + 4096;
   while (gtime() < at + delay_ns);
   return at;
@@ -72,7 +69,7 @@ def uneven_ends(gpu: Gpu, recorder: Recorder) -> None:
     """
     import numpy
 
-    sms, stamps = gpu.num_sms, gpu.zeros(3 * 132 * 2)
+    sms, stamps = gpu.num_sms, gpu.zeros(3 * gpu.num_sms)
     for kib_in_flight in (96, 192):
         chunk = (kib_in_flight << 10) // 4
         for chunks in (8, 16, 32, 128):
