@@ -54,7 +54,8 @@ CODE_BYTES: Mapping[str, int] = {
 
 #: Instructions of 16 bytes that one warp runs straight through after the kernel's dependency wait, counted in SASS from
 #: one meeting of the block or cluster to the next, along the warp that ends last. What other counts price is not in it:
-#: loops, the products, what each slot of an exchange takes (its visibility).
+#: loops, the products, what each slot of an exchange takes (its visibility). Where it grows with rows, a cost counts it
+#: (``Work.straight_instructions``).
 STRAIGHT_INSTRUCTIONS: Mapping[str, int] = {
     "attn_res.combine": 780,
     "attn_res.snapshot_part": 300,
@@ -72,10 +73,8 @@ STRAIGHT_INSTRUCTIONS: Mapping[str, int] = {
     "mla_decode.clusters_early": 600,
     "mla_decode.lift_gate": 100,
     "mla_decode.lse_merge": 380,
-    "mla_prep.fused": 600,
     "proj_allreduce.consume": 240,
     "proj_allreduce.consume_gathered": 310,
-    "proj_allreduce.produce_whole": 155,
     "router_topk.gather_topk": 410,
     "router_topk.select": 405,
     "skinny_gemv.tiled": 110,

@@ -94,10 +94,15 @@ class Work:
     register_loads: bool = False  # weights to registers by loads: what follows is asked for behind them
     triggers_behind_loads: bool = False  # lets the next launch in when it has asked for them
     all_resident: bool = False  # blocks start together, or wait for one another: none is done before all have started
-    straight_instructions: int = 0  # of a warp behind its wait; 0: those of machine_code_counts.py
+    straight_instructions: int = 0  # of a warp behind its wait, where it grows with rows; 0: machine_code_counts.py
     queues: bool = False  # all bytes in flight are asked for at once, and others' trips to L2 wait behind them
     sent_bytes_per_peer: int = 0  # payload each peer receives
     prefetches: bool = False  # its reads only fill L2, for kernels that ask for the same regions later
+
+    @property
+    def asks_first(self) -> bool:
+        """Whether it lets the next launch in behind its early reads, when it has asked for the last of them."""
+        return self.triggers_behind_loads or 0 < self.early_bytes_in_flight_per_block < self.bytes_in_flight_per_block
 
     def read_bytes(self) -> int:
         """HBM bytes read when L2 holds nothing."""

@@ -265,7 +265,7 @@ class _Engine:
             env.process(self.start_rest(room, placement, held.blocks, work.passes[first], call, state))
         ahead: dict[int, _Stream | None] = {first: self.start_early(room, work.passes[first])}
         if call.trigger == "start" and started:
-            if self.asks_first(work):
+            if work.asks_first:
                 env.process(self.trigger_when_asked(room, state))
             else:
                 self.trigger(state)
@@ -352,10 +352,6 @@ class _Engine:
             gpu.slots.leave(placement, run.index)
         self.finish(rank, state, held, causes)
 
-    def asks_first(self, work: Work) -> bool:
-        """Whether a kernel lets the next one in behind its early reads: when it has asked for the last of them."""
-        return work.triggers_behind_loads or 0 < work.early_bytes_in_flight_per_block < work.bytes_in_flight_per_block
-
     def trigger_when_asked(self, room: _Room, state: _State) -> Steps:
         for asked in room.asking:
             if not asked.processed:
@@ -377,7 +373,7 @@ class _Engine:
             room.resident_blocks = num_blocks
         yield self.env.timeout(self.refill_ps + self.entry_ps)
         if call.trigger == "start":
-            if self.asks_first(room.work):
+            if room.work.asks_first:
                 yield from self.trigger_when_asked(room, state)
             else:
                 self.trigger(state)
@@ -527,6 +523,7 @@ class _Engine:
         compute_ps = round(pace * max(compute_ps, one.num_stages * stage_ps))
         left_ps = max(start_ps, asked_ps + loads_ps) + compute_ps - int(env.now)
         last_ps = compute_ps * self.last_slot(room.work, one)
+        # A stage on CUDA cores has its loads in it, and the rate of FP4 those of the probe that gave it.
         if room.work.ring_slots and one.unit is Unit.BF16:
             last_ps += pace * self.port_ps(room, room.work.bytes_in_flight_per_block / room.work.ring_slots)
         left_ps = max(left_ps, round(last_ps), round(pace * stage_ps))
