@@ -267,6 +267,44 @@ def slope_of(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return mean_y - slope * mean_x, slope
 
 
+CHAIN = {"blocks": 132, "threads": 256}
+
+
+def _chain(read: Reader, by: str, which: int, **parameters: Any) -> list[Statement]:
+    """Period of a chain of kernels by one of the things they do: the straight line's value at none, or its slope."""
+    doing = {"loads": 1, "warp_sums": 0, "meetings": 0, "stored_bytes_per_block": 128, **parameters}
+    fixed = {name: value for name, value in doing.items() if name != by}
+    points = [(float(one.parameters[by]), value) for one, value in read.all("chained", "period", **fixed)]
+    if len(points) < 3:
+        raise Undetermined(f"{len(points)} stable samples of chained by {by}; accepted are 3 or more")
+    shown = " ".join(f"{name}={value}" for name, value in parameters.items())
+    return [(f"chained {shown} by {by}", slope_of(points)[which])]
+
+
+def _held_tails(read: Reader, grids: Iterable[tuple[int, int]]) -> list[Statement]:
+    """What is left of a period when no load is left in it and the release of the next kernel is taken off."""
+    flush = statistics.median(resume for _, _, resume in _full_grids(read))
+    return [
+        (f"{label} less the release", value - flush)
+        for blocks, threads in grids
+        for label, value in _chain(read, "loads", 0, blocks=blocks, threads=threads)
+    ]
+
+
+def _same_input(read: Reader, form: str, *, blocks: int, of_all: bool = False) -> list[Statement]:
+    """Rate at which blocks get an input that all of them load: slope over its size, of one block or of all."""
+    found = []
+    for written in (False, True):
+        points = [
+            (1024.0 * one.parameters["kib_per_block"], value)
+            for one, value in read.all("same_input", "period", form=form, blocks=blocks, written=written)
+        ]
+        if len(points) >= 2:
+            rate = (blocks if of_all else 1) / slope_of(points)[1]
+            found.append((f"same_input {form} blocks={blocks} written={written}", rate))
+    return _needs(found, f"same_input {form} with {blocks} blocks")
+
+
 INSTRUCTIONS_PER_KIB = 64
 
 
@@ -474,6 +512,26 @@ READINGS: tuple[Reading, ...] = (
         ],
     ),
     Reading(
+        field="l2_input_bytes_per_s_per_sm",
+        digits=2,
+        note="112 blocks of a chain load the same 4 to 56 KiB at the same moment by plain loads, just stored or not: "
+        "slope over the size; around: by copies into shared memory.",
+        centre=lambda read: _same_input(read, "loads", blocks=112),
+        around=lambda read: _same_input(read, "copies", blocks=112),
+    ),
+    Reading(
+        field="l2_fragment_bytes_per_s_per_sm",
+        digits=2,
+        note="The same by copies of 64 bytes of each of eight rows, 28 blocks, 4 and 32 KiB.",
+        centre=lambda read: _same_input(read, "fragments", blocks=28),
+    ),
+    Reading(
+        field="l2_fragment_bytes_per_s",
+        digits=2,
+        note="The same, 112 blocks together, 4 to 56 KiB.",
+        centre=lambda read: _same_input(read, "fragments", blocks=112, of_all=True),
+    ),
+    Reading(
         field="l2_near_latency_s",
         digits=4,
         note="Pointer chase over 1 to 24 MiB that the same SM had read; around: the lower decile of lines that other "
@@ -590,6 +648,14 @@ READINGS: tuple[Reading, ...] = (
         centre=_tails,
     ),
     Reading(
+        field="held_block_tail_s",
+        digits=2,
+        note="Period of a chain of kernels whose code is held, by the loads they do one after another: at none, less "
+        "the release; around: other grids and blocks.",
+        centre=lambda read: _held_tails(read, [(132, 256)]),
+        around=lambda read: _held_tails(read, [(132, 128), (132, 448), (8, 256), (56, 256), (264, 256)]),
+    ),
+    Reading(
         field="block_dispatch_s",
         digits=2,
         note="Period of empty nodes at 528 blocks less that at 132; around: nodes that write, and first to last entry "
@@ -638,6 +704,14 @@ READINGS: tuple[Reading, ...] = (
             *_named(read.all("product_chain", "step", chains=1, warps=16)),
             *_named(read.all("product_chain", "step", chains=2, warps=1)),
         ],
+    ),
+    Reading(
+        field="warp_sum_s",
+        digits=3,
+        note="Five shuffles and additions, each waiting for the one before: what they add to the period of a chain of "
+        "kernels; around: blocks of 14 warps.",
+        centre=lambda read: _chain(read, "warp_sums", 1, **CHAIN),
+        around=lambda read: _chain(read, "warp_sums", 1, blocks=132, threads=448),
     ),
     Reading(
         field="block_reduction_s",

@@ -40,6 +40,14 @@ class Barrier(str, Enum):
     LAUNCH = "launch"  # the rest is a kernel of its own, behind a plain graph edge
 
 
+class InputForm(str, Enum):
+    """How the blocks of a kernel ask for the input that they all load."""
+
+    ROWS = "whole rows by loads"
+    COPIES = "whole rows by copies into shared memory"
+    FRAGMENTS = "operands of tensor cores"  # 64 bytes of each of eight rows by a warp
+
+
 @dataclass(frozen=True, kw_only=True)
 class Read:
     """Bytes that come from HBM unless L2 holds ``region``; ``early`` when the address needs no predecessor."""
@@ -57,6 +65,8 @@ class Pass:
     num_address_loads: int = 0  # L2 round trips in series before the reads can be asked for
     num_dependent_loads: int = 0  # L2 round trips in series before arithmetic, that of the input included
     input_bytes_per_block: int = 0  # activations that each block reads from L2 before it can multiply
+    later_input_bytes_per_block: int = 0  # further ones, which come slot by slot with what is read
+    input_form: InputForm = InputForm.ROWS
     reads: tuple[Read, ...] = ()
     written_bytes: int = 0  # state and cache written back to HBM
     flops: float = 0.0
@@ -97,6 +107,7 @@ class Work:
     straight_instructions: int = 0  # of a warp behind its wait, where it grows with rows; 0: machine_code_counts.py
     queues: bool = False  # all bytes in flight are asked for at once, and others' trips to L2 wait behind them
     sent_bytes_per_peer: int = 0  # payload each peer receives
+    polled_slots: int = 0  # that each poller waits for one after the other, 0: those of all ranks
     prefetches: bool = False  # its reads only fill L2, for kernels that ask for the same regions later
 
     @property

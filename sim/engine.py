@@ -17,7 +17,7 @@ import simpy
 
 from k3sim.kernels.costs import work_of
 from k3sim.kernels.machine_code_counts import CODE_BYTES, PRICED_INSTRUCTIONS, STRAIGHT_INSTRUCTIONS
-from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Unit, Work
+from k3sim.kernels.work import Barrier, InputForm, Pass, Read, ReadKind, Unit, Work
 from k3sim.model.program import Call, Program
 from k3sim.sim.fabric import Exchange, Fabric
 from k3sim.sim.machine import Machine
@@ -77,6 +77,11 @@ class _Stream:
         self.l2_end_ps = max(self.l2_end_ps, ahead.l2_end_ps)
 
 
+def code_of(call: Call) -> str:
+    """What tells a kernel's machine code from others': products are compiled, or chosen by cuBLAS, for their shape."""
+    return " ".join([call.operator, *(f"{one.num_outputs}x{one.depth}" for one in call.weights)])
+
+
 class _Gpu:
     """Components of one rank."""
 
@@ -86,18 +91,18 @@ class _Gpu:
         self.variance_ps2 = 0.0  # of the rank's time since the last exchange, for expected skew
         self._code: dict[str, int] = {}  # of kernels in the order of their last launch
 
-    def fetches(self, operator: str, num_bytes: int) -> bool:
+    def fetches(self, code: str, num_bytes: int) -> bool:
         """Whether a kernel launched now fetches its code (never where its size is unknown, ``num_bytes`` 0)."""
         if not num_bytes:
             return False
         others = 0
         for name, other_bytes in reversed(self._code.items()):
-            if name == operator:
+            if name == code:
                 break
             others += other_bytes
-        held = operator in self._code and others + num_bytes <= HELD_CODE_BYTES
-        self._code.pop(operator, None)
-        self._code[operator] = num_bytes
+        held = code in self._code and others + num_bytes <= HELD_CODE_BYTES
+        self._code.pop(code, None)
+        self._code[code] = num_bytes
         return not held
 
 
@@ -153,6 +158,8 @@ class _Engine:
         self.fork_ps = picoseconds(machine.fork_s)
         self.entry_ps = picoseconds(machine.kernel_entry_s)
         self.tail_ps = picoseconds(machine.block_tail_s)
+        self.held_tail_ps = picoseconds(machine.held_block_tail_s)
+        self.warp_sum_ps = picoseconds(machine.warp_sum_s)
         self.flush_ps = picoseconds(machine.completion_flush_s)
         self.handoff_ps = picoseconds(machine.counter_handoff_s)
         self.num_sms = int(machine.num_sms)
@@ -222,7 +229,7 @@ class _Engine:
             yield from self.host(call, state, cause_index)
             return
         pace = self.paces.pace(rank, call.index) if self.skew is Skew.SAMPLED else 1.0
-        fetches = gpu.fetches(call.operator, self.code_bytes[call.index])
+        fetches = gpu.fetches(code_of(call), self.code_bytes[call.index])
         launches = call.launch != "task"
         if launches and held_back and cause is not None and not cause.is_host:
             # Of several nodes behind one, that of its own stream comes first.
@@ -298,7 +305,8 @@ class _Engine:
             sender = self.program.calls[index]
             causes.append(self.states[rank, index].run.index)
             yield from self.poll(
-                rank, run, self.fabric.exchange(index, rank, sender.group_size), self.states[rank, index]
+                rank, run, self.fabric.exchange(index, rank, sender.group_size), self.states[rank, index],
+                work.polled_slots,
             )
 
         room.in_waves = (
@@ -307,6 +315,7 @@ class _Engine:
         if placement is not None and not room.in_waves and not placement.whole.processed:
             left_by = yield placement.whole
             self.span(run, Phase.SM_SLOTS, left_by, int(env.now))
+            room.resident_blocks = held.blocks
         if room.rest is not None and (stream := ahead.get(first)) is not None:
             stream.more = room.rest
         begun_ps = int(env.now)
@@ -328,9 +337,10 @@ class _Engine:
             room, self.passes_of(room, held.blocks), ahead, triggers=state if call.trigger == "stream" else None,
             behind_first=meet_peers if both_ways else None,
         )  # fmt: skip
-        if launches and self.tail_ps:
+        tail_ps, exit_ps = self.tails_ps(call, fetches=fetches)
+        if launches and tail_ps:
             # Stragglers and stores. A task's are part of its counter.
-            yield env.timeout(round(pace * self.tail_ps) + gpu.memory.queueing_ps())
+            yield env.timeout(round(pace * (tail_ps - exit_ps)) + gpu.memory.queueing_ps())
             self.span(run, Phase.DRAIN, -1, -1)
         if placement is not None and room.in_waves:
             gpu.slots.give(placement, None, run.index)
@@ -347,10 +357,23 @@ class _Engine:
             self.span(run, Phase.SEND, -1, sent_ps)
             run.sent_bytes = self.fabric.sent_bytes(work.sent_bytes_per_peer, call.group_size)
             state.sent_ps = int(env.now)
+            if launches and exit_ps:
+                yield env.timeout(round(pace * exit_ps))
+                self.span(run, Phase.DRAIN, -1, -1)
         self.vary(gpu, call, begun_ps)
         if placement is not None:
             gpu.slots.leave(placement, run.index)
         self.finish(rank, state, held, causes)
+
+    def tails_ps(self, call: Call, *, fetches: bool) -> tuple[int, int]:
+        """What a kernel's end takes, and how much of it comes behind its push to peers, who wait for no exit.
+
+        Code that the SMs hold ends a block sooner; nothing is known of that of public kernels.
+        """
+        held = not fetches and self.code_bytes[call.index] > 0
+        tail_ps = self.held_tail_ps if held else self.tail_ps
+        pushes = bool(call.sends) and call.index not in call.receives
+        return tail_ps, min(tail_ps, self.held_tail_ps) if pushes else 0
 
     def trigger_when_asked(self, room: _Room, state: _State) -> Steps:
         for asked in room.asking:
@@ -455,7 +478,8 @@ class _Engine:
         limit = self.limit(room, one)
         loads_ps = 0
         if one.num_dependent_loads or one.input_bytes_per_block:
-            loads_ps = round(pace * (one.num_dependent_loads * gpu.memory.latency_ps() + self.input_ps(room, one)))
+            input_ps = self.input_ps(room, one, one.input_bytes_per_block)
+            loads_ps = round(pace * (one.num_dependent_loads * gpu.memory.latency_ps() + input_ps))
         setup_ps = round(pace * one.num_tensor_core_setups * self.setup_ps)
         stream, rest = _Stream(), self.late_reads(one, early)
         behind = early.through if early is not None and room.work.register_loads else None
@@ -520,7 +544,8 @@ class _Engine:
             self.span(run, Phase.LATENCY, -1, -1)
         stage_ps = self.stage_ps(room, one)
         compute_ps = self.compute_ps(one, min(one.num_blocks or room.work.num_blocks, self.num_sms))
-        compute_ps = round(pace * max(compute_ps, one.num_stages * stage_ps))
+        beside_ps = self.input_ps(room, one, one.later_input_bytes_per_block)
+        compute_ps = round(pace * max(compute_ps, one.num_stages * stage_ps, beside_ps))
         left_ps = max(start_ps, asked_ps + loads_ps) + compute_ps - int(env.now)
         last_ps = compute_ps * self.last_slot(room.work, one)
         # A stage on CUDA cores has its loads in it, and the rate of FP4 those of the probe that gave it.
@@ -533,11 +558,20 @@ class _Engine:
         if triggers is not None:
             self.trigger(triggers)
 
-    def input_ps(self, room: _Room, one: Pass) -> float:
-        """What blocks take to load their inputs: those of an SM over its port, all of them from L2."""
+    def input_ps(self, room: _Room, one: Pass, num_bytes: int) -> float:
+        """What blocks take to load ``num_bytes`` of input each, all of them the same at the same moment.
+
+        By loads of whole rows an SM's own trips bound, by copies what L2 hands out; as operands of tensor cores lie, in
+        pieces of 64 bytes, L2 hands out less of the same lines (H200, probe ``same_input``).
+        """
+        machine = self.machine
         blocks = min(room.resident_blocks, one.num_blocks or room.work.num_blocks)
-        of_an_sm = -(-blocks // self.num_sms) / self.machine.l2_bytes_per_s_per_sm
-        return 1e12 * one.input_bytes_per_block * max(of_an_sm, blocks / self.machine.l2_read_bytes_per_s)
+        of_an_sm, of_all = {
+            InputForm.ROWS: (machine.l2_input_bytes_per_s_per_sm, math.inf),
+            InputForm.COPIES: (machine.l2_input_bytes_per_s_per_sm, machine.l2_read_bytes_per_s),
+            InputForm.FRAGMENTS: (machine.l2_fragment_bytes_per_s_per_sm, machine.l2_fragment_bytes_per_s),
+        }[one.input_form]
+        return 1e12 * num_bytes * max(-(-blocks // self.num_sms) / of_an_sm, blocks / of_all)
 
     def last_slot(self, work: Work, one: Pass) -> float:
         """Share of a pass's arithmetic that comes after its last bytes: that of one slot of each block's ring."""
@@ -751,10 +785,10 @@ class _Engine:
         if not one.num_stages:
             return 0.0
         warps = warps_of(room.work) * -(-room.resident_blocks // self.num_sms)
-        each_s = max(self.machine.instruction_s, warps / SCHEDULERS / self.machine.sm_clock_hz)
         num_bytes = sum(read.num_bytes for read in one.reads) / (one.num_blocks or room.work.num_blocks)
         port_ps = self.port_ps(room, num_bytes / one.num_stages)
-        return 1e12 * one.stage_instructions * each_s + port_ps + self.reduction_ps
+        each_s = max(self.machine.instruction_s, warps / SCHEDULERS / self.machine.sm_clock_hz)
+        return 1e12 * one.stage_instructions * each_s + port_ps + self.warp_sum_ps
 
     def port_ps(self, room: _Room, num_bytes: float) -> float:
         """What an SM takes to load ``num_bytes`` of each of its blocks from shared memory."""
@@ -806,7 +840,7 @@ class _Engine:
             run.sent_bytes += work.sent_bytes_per_peer * (call.group_size - 1)  # every peer loads this rank's part
             self.span(run, Phase.SEND, -1, -1)
 
-    def poll(self, rank: int, run: KernelRun, exchange: Exchange, sender: _State) -> Steps:
+    def poll(self, rank: int, run: KernelRun, exchange: Exchange, sender: _State, slots: int = 0) -> Steps:
         """Wait until every rank's data is visible, then until this poller has seen it."""
         env, gpu = self.env, self.gpus[rank]
         if not exchange.complete.triggered:
@@ -824,7 +858,7 @@ class _Engine:
         # A store, its way to be seen, and the look that finds it: beside a deep stream a hand-over takes three of the
         # waits of an L2 hit longer (calibrate/probes, ``handoff_beside_stream``).
         trips_ps = 3 * gpu.memory.queueing_ps()
-        slots_ps = (exchange.group_size - 1) * self.slot_ps
+        slots_ps = ((slots or exchange.group_size) - 1) * self.slot_ps
         left_ps = complete_ps + self.visibility_ps + slots_ps + trips_ps - int(env.now)
         if left_ps > 0:
             yield env.timeout(left_ps)

@@ -91,6 +91,11 @@ class Machine:
     l2_effective_bytes: int = field(metadata=_unit("B"))
     l2_read_bytes_per_s: float = field(metadata=_unit("B/s"))
     l2_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
+    # What an SM loads of an input that all others load at the same moment: by whole rows; and as operands of tensor
+    # cores lie, in pieces of 64 bytes, with what L2 hands out of them in all
+    l2_input_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
+    l2_fragment_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
+    l2_fragment_bytes_per_s: float = field(metadata=_unit("B/s"))
     l2_near_latency_s: float = field(metadata=_unit("s", zero=True))
     l2_far_latency_s: float = field(metadata=_unit("s", zero=True))
     l2_loaded_latency_s: float = field(metadata=_unit("s", zero=True))  # while HBM streams at its ceiling
@@ -110,9 +115,11 @@ class Machine:
     early_launch_s: float = field(metadata=_unit("s", zero=True))
     block_refill_s: float = field(metadata=_unit("s", zero=True))
     fork_s: float = field(metadata=_unit("s", zero=True))
-    # Inside: parameters and constants of every launch; stragglers and stores at the end of every kernel.
+    # Inside: parameters and constants of every launch; stragglers and stores at the end of every kernel, whose code is
+    # fetched or held.
     kernel_entry_s: float = field(metadata=_unit("s", zero=True))
     block_tail_s: float = field(metadata=_unit("s", zero=True))
+    held_block_tail_s: float = field(metadata=_unit("s", zero=True))
     block_dispatch_s: float = field(metadata=_unit("s", zero=True))  # for each block of a grid
     # From one instruction of a warp to the next in straight code, which its SM holds, or fetches
     instruction_s: float = field(metadata=_unit("s", zero=True))
@@ -120,9 +127,10 @@ class Machine:
     host_launch_s: float = field(metadata=_unit("s", zero=True))  # CPU time of one launch call
     host_graph_launch_s: float = field(metadata=_unit("s", zero=True))  # CPU time of one graph launch call
 
-    # Synchronisation: a tree reduction over one block; arrive and wait of a cluster; all blocks of a grid; the last
+    # Synchronisation: a sum over one warp; a tree reduction over one block; arrive and wait of a cluster; all blocks of a grid; the last
     # block of a grid, from its arrival to what all others stored;
     # blocks that hand over to another through a counter in L2; fixed cost of a block that uses tensor cores
+    warp_sum_s: float = field(metadata=_unit("s", zero=True))
     block_reduction_s: float = field(metadata=_unit("s", zero=True))
     cluster_sync_s: float = field(metadata=_unit("s", zero=True))
     grid_barrier_s: float = field(metadata=_unit("s", zero=True))

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from k3sim.calibrate.probes import (
     boundaries,
+    chained,
     clocks,
     cold_code,
     copies,
@@ -46,7 +47,7 @@ __all__ = [
 ]  # fmt: skip
 
 _FAMILIES = (
-    hbm, latencies, l2, clocks, boundaries, synchronisation, tiny,
+    hbm, latencies, l2, clocks, boundaries, chained, synchronisation, tiny,
     copies, residency, last_block, prefetches, sharing, mxfp4, loopback, split_products,
     register_loads, product_chains, cold_code, uneven,
 )  # fmt: skip
@@ -59,8 +60,11 @@ PROBES: dict[str, Callable[[Gpu, Recorder], None]] = {
     "boundaries": boundaries.boundaries,
     "joins": boundaries.joins,
     "periods": boundaries.node_periods,
+    "chained": chained.chained,
+    "same_input": chained.same_input,
     "residency": residency.residency,
     "three_blocks": residency.three_blocks,
+    "taken_over": residency.taken_over,
     "sync": synchronisation.synchronisation,
     "last_block": last_block.last_block,
     "latencies": latencies.latencies,

@@ -28,6 +28,7 @@ KERNEL first_full(u64* s, int spin, int late, int wait) { occupy(s, spin, late, 
 KERNEL second_any(u64* s, int spin, int late, int wait) { occupy(s, spin, late, wait); }
 KERNEL second_full(u64* s, int spin, int late, int wait) { occupy(s, spin, late, wait); }
 KERNEL third_full(u64* s, int spin, int late, int wait) { occupy(s, spin, late, wait); }
+KERNEL before_full(u64* s, int spin, int late, int wait) { occupy(s, spin, late, wait); }
 // The same with 128 registers a thread held over the time.
 extern "C" __global__ void __launch_bounds__(512, 1) first_registers(u64* stamps, int spin, int late, int wait) {
   u64 t0 = clk();
@@ -225,3 +226,72 @@ def three_blocks(gpu: Gpu, recorder: Recorder) -> None:
 
     for kib in THREE_KIB:
         case(kib)
+
+
+BEFORE_KIB, FIRST_KIB, THIRD_KIB = 4, 28, 84
+BEFORE_SPIN = 12_000  # cycles, about 6 us
+
+
+def taken_over(gpu: Gpu, recorder: Recorder) -> None:
+    """How an SM is divided when a block takes it over from one that began beside blocks that wanted more L1.
+
+    A kernel wants ``before_wish`` per cent of an SM's memory as shared and holds four blocks an SM; a second, which
+    wants all, begins beside it or when it has left (``first_begins``); a third, which wants all, stands waiting
+    for threads until the second has left, or is launched then (``second_begins``); a fourth of 84 KB was let in at the
+    third's start. ``share_beside``: SMs on which the fourth begins beside the third. With 127 KB of the third there is
+    room where the SM was divided anew, and none as it was for the first.
+
+    Isolates: nothing is read, threads and registers have room for third and fourth. Could mislead: blocks hold their
+    SMs for microseconds, the moments of a hand-over are those of blocks that end at once on all SMs.
+    """
+    import numpy
+
+    sms = gpu.num_sms
+    stamps = [gpu.zeros(8 * 4 * sms) for _ in range(4)]
+
+    def case(before_wish: int, first_begins: str, second_begins: str, second_kib: int) -> None:
+        def body() -> None:
+            gpu.launch("before_full", 4 * sms, 128, (stamps[0], BEFORE_SPIN, 0, 0), smem=BEFORE_KIB << 10,
+                       carve_out=before_wish)  # fmt: skip
+            for number, (name, blocks, threads, spin, kib, early) in enumerate(
+                (
+                    ("first_full", 2 * sms, 768, 2 * BEFORE_SPIN, FIRST_KIB, first_begins == "beside"),
+                    ("second_full", sms, 1024, 2 * BEFORE_SPIN, second_kib, second_begins == "waiting"),
+                    ("third_full", sms, 512, AFTER_WAIT, THIRD_KIB, True),
+                ),
+                1,
+            ):
+                gpu.launch(name, blocks, threads, (stamps[number], spin, 0, 0), smem=kib << 10, pdl=early, carve_out=100)
+
+        graph = gpu.graph(body)
+
+        def sampler() -> dict[str, tuple[str, Any]]:
+            found: dict[str, list[float]] = {"share_beside": [], "first_beside": []}
+            gpu.replay(graph)
+            for _ in range(recorder.replays // 4):
+                gpu.replay(graph)
+                gpu.stream.synchronize()
+                before, first, second, third = (one.cpu().numpy().reshape(-1, 8) for one in stamps)
+                ended = {int(row[4]): int(row[2]) for row in second[:sms]}
+                beside = [int(row[0]) < ended[int(row[4])] for row in third[:sms] if int(row[4]) in ended]
+                found["share_beside"].append(sum(beside) / sms)
+                left = {int(row[4]): int(row[2]) for row in before[: 4 * sms]}
+                found["first_beside"].append(
+                    float(numpy.mean([int(row[0]) < left[int(row[4])] for row in first[: 2 * sms] if int(row[4]) in left]))
+                )
+            return {name: ("1", values) for name, values in found.items()}
+
+        recorder.record(
+            "taken_over",
+            {
+                "before_wish": before_wish, "first_begins": first_begins, "second_begins": second_begins,
+                "second_kib": second_kib,
+            },
+            sampler,
+        )  # fmt: skip
+
+    for wish in (60, 100):
+        for first_begins in ("beside", "after"):
+            for second_begins in ("waiting", "launched"):
+                case(wish, first_begins, second_begins, 127)
+    case(60, "beside", "waiting", 140)

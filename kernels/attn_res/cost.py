@@ -107,7 +107,8 @@ def _row_cluster(
         num_blocks=ROW_BLOCKS * rows,
         threads_per_block=224,
         smem_bytes_per_block=8 * 1024,
-        bytes_in_flight_per_block=32 * 1024,
+        # Parameters and snapshots, all asked for at once.
+        bytes_in_flight_per_block=(num_snapshots + 3) * row_bytes // ROW_BLOCKS,
         max_blocks_per_sm=4,
         registers_per_thread=registers,
         carve_out_percent=None,

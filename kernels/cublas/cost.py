@@ -5,7 +5,9 @@ hold half an SM is inferred: 12 stages 64 deep are the most with which two produ
 profiled stock step of an H200. Where K is deep, cuBLAS splits it as long as the parts have an SM each, and a second
 launch adds them up: on an H200 products of depth 7168 with 448 to 3,584 outputs have one launch more, one of 6,288
 outputs and those of depths up to 1536 have not (probe ``cublas_product``). That launch takes 1.60 to 1.71 us there,
-0.24 us behind the first.
+0.24 us behind the first. The first takes a microsecond more than a launch that does not split: 4.9 us for 448 outputs,
+5.9 for 896 (same probe), of which fixed costs are priced as two set-ups. Half of the stages are taken as on their way:
+18 blocks that read 197 KB each take 4.9 us (same probe), 77 GB/s an SM, which is what 48 KB sustain.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ TARGET_BLOCKS = 132
 MIN_DEPTH_OF_A_PART = 512
 MIN_SPLIT_DEPTH = 2048
 STAGES, STAGE_DEPTH = 12, 64
+STAGES_ON_THEIR_WAY = 6  # inferred, see above
+SETUPS_OF_A_SPLIT = 2  # inferred, see above: a part's way out to memory is a pipeline of its own
 TOKEN_TILE = 16
 
 
@@ -50,7 +54,7 @@ def _work(one: Weight, *, rows: int, num_outputs: int, depth: int) -> Work:
         reads=(Read(region=one.region, num_bytes=one.num_bytes),),
         flops=2.0 * max(rows, TOKEN_TILE) * num_outputs * depth,
         unit=Unit.BF16,
-        num_tensor_core_setups=1,
+        num_tensor_core_setups=SETUPS_OF_A_SPLIT if splits else 1,
         num_block_reductions=1,
         barrier=Barrier.LAUNCH if splits else Barrier.NONE,
         num_barriers=1 if splits else 0,
@@ -65,7 +69,7 @@ def _work(one: Weight, *, rows: int, num_outputs: int, depth: int) -> Work:
         num_blocks=num_tiles * num_parts,
         threads_per_block=128,
         smem_bytes_per_block=STAGES * STAGE_DEPTH * (TILE_OUTPUTS + 8) * BF16_BYTES,
-        bytes_in_flight_per_block=STAGES * STAGE_DEPTH * TILE_OUTPUTS * BF16_BYTES,
+        bytes_in_flight_per_block=STAGES_ON_THEIR_WAY * STAGE_DEPTH * TILE_OUTPUTS * BF16_BYTES,
         max_blocks_per_sm=2,
         # Not known, but so that two fit an SM and none beside a block of the experts: measured steps show products side
         # by side, and none that begins while the experts' first launch holds the SMs (h200-decode-stock.json), not

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Unit, Work
+from k3sim.kernels.work import Barrier, InputForm, Pass, Read, ReadKind, Unit, Work
 from k3sim.model.program import Weight
 
 TOKENS_PER_BLOCK = 64  # one tile of keys: at 8k context 128 blocks run
@@ -251,6 +251,7 @@ def lift_gate(weights: Sequence[Weight], *, rows: int, kv_lora_rank: int) -> Wor
             Pass(
                 num_dependent_loads=1,
                 input_bytes_per_block=rows * (kv_lora_rank + 8) * 2,
+                input_form=InputForm.FRAGMENTS,
                 reads=(Read(region=one.region, num_bytes=one.num_bytes, early=LIFT_BEFORE_WAIT),),
                 written_bytes=0,
                 flops=(rows + 1) * float(one.num_bytes),

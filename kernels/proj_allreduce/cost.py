@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES, ring
-from k3sim.kernels.work import WITH_L1, Barrier, Pass, Read, Unit, Work
+from k3sim.kernels.work import Barrier, InputForm, Pass, Read, Unit, WITH_L1, Work
 from k3sim.model.program import Weight
 
 CHUNK = 8  # values of a copy
@@ -56,6 +56,7 @@ def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
             Pass(
                 num_dependent_loads=1,
                 input_bytes_per_block=rows * one.depth * BF16_BYTES,
+                input_form=InputForm.COPIES,
                 reads=(Read(region=one.region, num_bytes=one.num_bytes, early=True),),
                 flops=2.0 * -(-rows // 8) * 8 * one.num_outputs * one.depth,
                 unit=Unit.BF16,
@@ -101,4 +102,4 @@ def consume_gathered(weights: Sequence[Weight], *, rows: int, hidden: int) -> Wo
     """One gathered row, of which there is one buffer; as many blocks again empty the tail's slots."""
     work = consume(weights, rows=rows, hidden=hidden, slots=1)
     polled = replace(work.passes[0], num_dependent_loads=1, num_block_reductions=2)
-    return replace(work, num_blocks=2 * work.num_blocks, passes=(polled,))
+    return replace(work, num_blocks=2 * work.num_blocks, passes=(polled,), polled_slots=1)

@@ -27,7 +27,7 @@ from k3sim.kernels.skinny_gemv.configuration import (
     measured_tilings,
     rule_tiling,
 )
-from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
+from k3sim.kernels.work import Barrier, InputForm, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
@@ -199,10 +199,13 @@ def _tiled(
     if config.is_mma:
         row_tiles = config.tiling.rows_per_stage // 8
         weights_share = row_tiles / (row_tiles + config.column_tiles)
+    input_bytes, slots = rows * config.slice_depth * BF16_BYTES, config.num_stages if config.is_mma else 1
     multiply = Pass(
         num_dependent_loads=1,
-        # In the mma form x comes slot by slot with the weights: behind the first there is time for it.
-        input_bytes_per_block=rows * config.slice_depth * BF16_BYTES // (config.num_stages if config.is_mma else 1),
+        # In the mma form x comes slot by slot with the weights, each lane asking for its own operands.
+        input_bytes_per_block=input_bytes // slots,
+        later_input_bytes_per_block=input_bytes - input_bytes // slots,
+        input_form=InputForm.FRAGMENTS if config.is_mma else InputForm.ROWS,
         reads=_reads(weights, early=True),
         flops=(
             sum(2.0 * max(rows, 8 * config.column_tiles) * 2 * one.num_outputs * one.depth for one in weights)

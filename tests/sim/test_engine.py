@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from tiny import PS, TINY, call, kernel, reads, simulate, spans, stream, work
 
-from k3sim.kernels.work import Barrier, Pass, ReadKind, Unit
+from k3sim.kernels.work import Barrier, InputForm, Pass, ReadKind, Unit
 from k3sim.sim import engine, sm_slots
 from k3sim.sim.machine import Machine, looped_back
 from k3sim.sim.skew import Paces, Skew
@@ -204,19 +204,33 @@ def test_a_ring_that_stood_full_asks_for_more_when_a_stage_of_it_is_done(monkeyp
         return next(end for phase, _, end in found if phase == "ramp") - released
 
     assert ramp_ps() == 100
-    # 50 instructions, 200 bytes of a stage at 128 a clock of 2 ps (0.0064 of them), and the sums.
-    assert ramp_ps(num_stages=2, stage_instructions=50) == 150 + round(200 / 128 * 2) + 7 + 100
+    # 50 instructions, 200 bytes of a stage at 128 a clock of 2 ps (0.0064 of them), and the sums over a warp.
+    assert ramp_ps(num_stages=2, stage_instructions=50) == 150 + round(200 / 128 * 2) + 3 + 100
 
 
-def test_inputs_of_all_blocks_come_over_the_ports_of_their_sms_and_from_l2(monkeypatch: Patch) -> None:
-    def latency_ps(machine: Machine, **footprint: int) -> int:
-        one = work(Pass(num_dependent_loads=1, input_bytes_per_block=40), **footprint)
+def test_what_an_input_takes_is_by_how_blocks_ask_for_it(monkeypatch: Patch) -> None:
+    def latency_ps(form: InputForm, machine: Machine = TINY, **footprint: int) -> int:
+        one = work(Pass(num_dependent_loads=1, input_bytes_per_block=40, input_form=form), **footprint)
         run = kernel(simulate(monkeypatch, {"a": one}, [call(0, "a")], machine, num_ranks=1), "a")
         return sum(end - start for phase, start, end in spans(run) if phase == "latency")
 
-    assert latency_ps(TINY) == 10 + 100  # 40 bytes at 0.4
-    assert latency_ps(TINY, num_blocks=30) == 10 + 300  # three blocks an SM
-    assert latency_ps(replace(TINY, l2_read_bytes_per_s=1e12)) == 10 + 400  # 400 bytes at 1
+    assert latency_ps(InputForm.ROWS) == 10 + 100  # 40 bytes at 0.4
+    assert latency_ps(InputForm.ROWS, num_blocks=30) == 10 + 300  # three blocks an SM
+    slow_l2 = replace(TINY, l2_read_bytes_per_s=1e12)
+    assert latency_ps(InputForm.ROWS, slow_l2) == 10 + 100
+    assert latency_ps(InputForm.COPIES, slow_l2) == 10 + 400  # 400 bytes of ten blocks at 1
+    assert latency_ps(InputForm.FRAGMENTS) == 10 + 500  # 400 bytes at 0.8
+    assert latency_ps(InputForm.FRAGMENTS, num_blocks=2) == 10 + 400  # 40 bytes at 0.1
+
+
+def test_input_that_comes_slot_by_slot_bounds_the_stream(monkeypatch: Patch) -> None:
+    def end_ps(later_bytes: int) -> int:
+        one = work(Pass(reads=(reads(1000),), later_input_bytes_per_block=later_bytes))
+        return kernel(simulate(monkeypatch, {"a": one}, [call(0, "a")], num_ranks=1), "a").end_ps
+
+    streamed = end_ps(0)
+    assert end_ps(400) == streamed  # 400 bytes at 0.4 are there with the stream
+    assert end_ps(800) == streamed + 1000
 
 
 def test_the_last_slot_of_a_tensor_core_ring_passes_shared_memory_before_it_is_multiplied(monkeypatch: Patch) -> None:
