@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS
 from k3sim.kernels.skinny_gemv.cost import column_pair, ring
-from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
+from k3sim.kernels.work import BARRIERS_BEHIND_STORES, Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
@@ -130,7 +130,7 @@ def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int
                 stage_instructions=SUM_INSTRUCTIONS_PER_SLOT * ranks,
                 num_block_reductions=1,
                 barrier=Barrier.CLUSTER,
-                num_barriers=1,
+                num_barriers=BARRIERS_BEHIND_STORES,
             ),
             Pass(
                 reads=(Read(region=one.region, num_bytes=one.num_bytes, early=True),),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from k3sim.kernels.work import WITH_L1, Barrier, Pass, Read, Unit, Work
+from k3sim.kernels.work import BARRIERS_BEHIND_STORES, WITH_L1, Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
@@ -42,7 +42,7 @@ def fused(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int
                 num_products_in_series=2 * q_b.depth // (32 * WARPS),
                 num_block_reductions=2,  # norm, projection
                 barrier=Barrier.CLUSTER,
-                num_barriers=1,
+                num_barriers=BARRIERS_BEHIND_STORES,
             ),
             Pass(
                 reads=(Read(region=w_uk.region, num_bytes=w_uk.num_bytes, early=True),),

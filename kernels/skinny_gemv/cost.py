@@ -27,7 +27,7 @@ from k3sim.kernels.skinny_gemv.configuration import (
     measured_tilings,
     rule_tiling,
 )
-from k3sim.kernels.work import Barrier, InputForm, Pass, Read, Unit, Work
+from k3sim.kernels.work import BARRIERS_BEHIND_STORES, Barrier, InputForm, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
@@ -220,7 +220,7 @@ def _tiled(
         # Sums over a warp are in the stages; those of the warps are added up at once, without a tree.
         num_block_reductions=1 if config.is_mma else 0,
         barrier=Barrier.CLUSTER if config.tiling.split > 1 else Barrier.NONE,
-        num_barriers=1 if config.tiling.split > 1 else 0,
+        num_barriers=BARRIERS_BEHIND_STORES if config.tiling.split > 1 else 0,
     )
     return Work(
         num_blocks=num_blocks,
