@@ -58,6 +58,10 @@ def bf16(num_outputs: int, depth: int) -> tuple[int, int, int]:
     return num_outputs, depth, 2 * num_outputs * depth
 
 
+def _rows(rows: int) -> str:
+    return "1 row" if rows == 1 else f"{rows} rows"
+
+
 def _experts(width: int, rows: int = 1) -> tuple[tuple[int, int, int], ...]:
     num_bytes = rows * 16 * 3 * width * LATENT * 17 // 32  # 4.25 bits a weight; no expert is chosen twice
     return (2 * width, LATENT, num_bytes * 2 // 3), (LATENT, width, num_bytes // 3)
@@ -100,9 +104,10 @@ UP = {"rows": 1, "hidden": HIDDEN, "latent": LATENT, "ranks": 16}
 
 CHAINS: dict[tuple[str, str], tuple[Link, ...]] = {
     **{
-        ("skinny_gemv", f"{outputs}x{depth}, 1 row"):
-            (Link(operator="skinny_gemv.tiled", weights=(bf16(outputs, depth),), shape=ONE_ROW),)
+        ("skinny_gemv", f"{outputs}x{depth}, {_rows(rows)}"):
+            (Link(operator="skinny_gemv.tiled", weights=(bf16(outputs, depth),), shape={"rows": rows}),)
         for outputs, depth in GEMVS
+        for rows in (1, 8)
     },
     ("mla_decode", "12 heads, 131072 tokens, 1 row, fp8"): (_attention(12, 131072, 576),),
     ("mla_decode", "12 heads, 8192 tokens, 1 row, fp8"): (_attention(12, 8192, 576),),
@@ -111,11 +116,12 @@ CHAINS: dict[tuple[str, str], tuple[Link, ...]] = {
     ("mla_decode", "12 heads, 131072 tokens, 1 row, bf16"): (_attention(12, 131072, 1152),),
     ("mla_decode", "12 heads, 8192 tokens, 1 row, bf16"): (_attention(12, 8192, 1152),),
     **{
-        ("mla_decode", f"lift_gate, {heads} heads, 1 row"): (
+        ("mla_decode", f"lift_gate, {heads} heads, {_rows(rows)}"): (
             Link(operator="mla_decode.lift_gate", weights=(bf16(128 * heads, 512),),
-                 shape={"rows": 1, "kv_lora_rank": 512}),
+                 shape={"rows": rows, "kv_lora_rank": 512}),
         )
         for heads in (6, 12)
+        for rows in (1, 16)
     },
     **{
         ("mla_prep", f"{heads} heads, 1 row, fp8 cache"): (
@@ -125,7 +131,7 @@ CHAINS: dict[tuple[str, str], tuple[Link, ...]] = {
         for heads in (6, 12)
     },
     **{
-        ("expert_gemv", f"16 experts a row of {width}, {rows} row{'s' * (rows > 1)}"): (
+        ("expert_gemv", f"16 experts a row of {width}, {_rows(rows)}"): (
             Link(operator="expert_gemv.persistent", weights=_experts(width, rows),
                  shape={"rows": rows, "top_k": 16, "distinct_milli": 16000 * rows, "width": width}),
         )
@@ -166,24 +172,28 @@ CHAINS: dict[tuple[str, str], tuple[Link, ...]] = {
         for rows in (8, 16)
     },
     **{
-        ("proj_allreduce", f"send, up and consume_gathered, {ranks} ranks looped back, 1 row"): (
-            Link(operator="latent_tail.send", shape={**UP, "ranks": ranks, "expert_rows": 1}, sends="latent"),
+        ("proj_allreduce", f"send, up and consume_gathered, {ranks} ranks looped back, {_rows(rows)}"): (
+            Link(operator="latent_tail.send", shape={**UP, "rows": rows, "ranks": ranks, "expert_rows": rows},
+                 sends="latent"),
             Link(operator="latent_tail.up_cluster", weights=(bf16(HIDDEN // ranks, LATENT),),
-                 shape={**UP, "ranks": ranks}, trigger="wait", receives="latent", sends="residual"),
-            Link(operator="proj_allreduce.consume_gathered", shape={"rows": 1, "hidden": HIDDEN}, receives="residual"),
+                 shape={**UP, "rows": rows, "ranks": ranks}, trigger="wait", receives="latent", sends="residual"),
+            Link(operator="proj_allreduce.consume_gathered", shape={"rows": rows, "hidden": HIDDEN},
+                 receives="residual"),
         )
         for ranks in (8, 16)
+        for rows in (1, 16)
     },
     ("attn_res", "combine of 9 sources, 1 row"): (
         Link(operator="attn_res.combine", shape={"rows": 1, "hidden": HIDDEN, "sources": 9}),
     ),
     ("unfused", "all_reduce, 16 slots of this GPU, 1 row"): all_reduce(16),
     **{
-        ("latent_tail", f"up, {ranks} ranks, 1 row"): (
+        ("latent_tail", f"up, {ranks} ranks, {_rows(rows)}"): (
             Link(operator="latent_tail.up_cluster", weights=(bf16(HIDDEN // ranks, LATENT),),
-                 shape={**UP, "ranks": ranks}),
+                 shape={**UP, "rows": rows, "ranks": ranks}),
         )
         for ranks in (8, 16)
+        for rows in (1, 4, 16)
     },
 }  # fmt: skip
 
@@ -286,7 +296,7 @@ def cublas_rows() -> list[Row]:
         links = CHAINS.get((timing["operator"], timing["case"]), ())
         for peer in timing["peers"]:
             if links and timing["operator"] == "skinny_gemv" and peer["name"] == "cuBLAS":
-                link = Link(operator="cublas.gemm", weights=links[0].weights, shape=ONE_ROW, launch="graph",
+                link = Link(operator="cublas.gemm", weights=links[0].weights, shape=links[0].shape, launch="graph",
                             trigger="end")
                 rows.append(
                     Row(

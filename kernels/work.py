@@ -18,9 +18,9 @@ from enum import Enum
 WITH_L1 = 60
 
 
-# What the meeting of a cluster behind stores of all threads to other blocks' memory counts as: it waits until the stores
-# have come (MEMBAR in the machine code). 0.55 to 0.61 us in three kernels (H200, stamps of blocks, 2026-11-30), where the
-# probe ``cluster_barrier``, in which one thread stores, reads 0.31.
+# What the meeting of a cluster behind stores of all threads to other blocks' memory counts as: it waits until the
+# stores have come (MEMBAR in the machine code). 0.55 to 0.61 us in three kernels (H200, stamps of blocks, 2026-11-30),
+# where the probe ``cluster_barrier``, in which one thread stores, reads 0.31.
 BARRIERS_BEHIND_STORES = 2
 
 

@@ -127,9 +127,9 @@ class Machine:
     host_launch_s: float = field(metadata=_unit("s", zero=True))  # CPU time of one launch call
     host_graph_launch_s: float = field(metadata=_unit("s", zero=True))  # CPU time of one graph launch call
 
-    # Synchronisation: a sum over one warp; a tree reduction over one block; arrive and wait of a cluster; all blocks of a grid; the last
-    # block of a grid, from its arrival to what all others stored;
-    # blocks that hand over to another through a counter in L2; fixed cost of a block that uses tensor cores
+    # Synchronisation: a sum over one warp; a tree reduction over one block; arrive and wait of a cluster; all blocks of
+    # a grid; the last block of a grid, from its arrival to what all others stored; blocks that hand over
+    # to another through a counter in L2; fixed cost of a block that uses tensor cores
     warp_sum_s: float = field(metadata=_unit("s", zero=True))
     block_reduction_s: float = field(metadata=_unit("s", zero=True))
     cluster_sync_s: float = field(metadata=_unit("s", zero=True))

@@ -19,9 +19,9 @@ after the last block there has ended (``block_refill_s``), with no launch in bet
 How an SM is divided when one block takes over from another (H200): a launch that comes to an idle SM divides it anew. A
 block that stood waiting for room takes it as it is where it fits and wants no more L1 (probe ``taken_over``): behind
 blocks that wanted 60 per cent the experts find 164 KB, and a product of 84 KB no room beside their 127, though all of
-them want all of it. A kernel that wants more L1 than an SM has does not start beside others there; it waits until the SM
-is idle and divides it (probe ``kept_carve_out``; stamps of blocks: the projection's begin 0.4 us and more after those
-before it have left, on every SM).
+them want all of it. A kernel that wants more L1 than an SM has does not start beside others there; it waits until the
+SM is idle and divides it (probe ``kept_carve_out``; stamps of blocks: the projection's begin 0.4 us and more after
+those before it have left, on every SM).
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ template <int LOADS, int SUMS, int MEETINGS> DEV void chained(const u32* in, u32
 CHAINED(1, 0, 0) CHAINED(2, 0, 0) CHAINED(3, 0, 0) CHAINED(4, 0, 0) CHAINED(1, 4, 0) CHAINED(1, 8, 0)
 CHAINED(1, 0, 1) CHAINED(1, 0, 4) CHAINED(1, 0, 8)
 
-// All of a block asks at once for the same `bytes` that all other blocks ask for: by plain loads or copies of whole rows
-// of 512 bytes by a warp, or by copies of 64 bytes of each of eight rows, as a tensor core's operand has them. Where
-// `written`, blocks store the same region for the next kernel; else nobody has since the first.
+// All of a block asks at once for the same `bytes` that all other blocks ask for: by plain loads or copies of whole
+// rows of 512 bytes by a warp, or by copies of 64 bytes of each of eight rows, as a tensor core's operand has them.
+// Where `written`, blocks store the same region for the next kernel; else nobody has since the first.
 KERNEL same_input(const char* in, char* out, int bytes, int form, int written) {
   extern __shared__ __align__(128) char room[];
   pdl_trigger();
@@ -57,14 +57,16 @@ KERNEL same_input(const char* in, char* out, int bytes, int form, int written) {
 #pragma unroll
     for (int i = 0; i < 14; ++i)
       if (i * 4096 < bytes)
-        asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v[i].x), "=r"(v[i].y), "=r"(v[i].z), "=r"(v[i].w) : "l"(in + at + i * 4096));
+        asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(v[i].x), "=r"(v[i].y), "=r"(v[i].z), "=r"(v[i].w) : "l"(in + at + i * 4096));
 #pragma unroll
     for (int i = 0; i < 14; ++i) if (i * 4096 < bytes) sum |= fold(v[i]);
   } else {
 #pragma unroll
     for (int i = 0; i < 14; ++i)
       if (i * 4096 < bytes)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to + i * 4096), "l"(in + at + i * step) : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                     :: "r"(to + i * 4096), "l"(in + at + i * step) : "memory");
     asm volatile("cp.async.wait_all;" ::: "memory");
   }
   __syncthreads();

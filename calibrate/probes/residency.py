@@ -261,7 +261,9 @@ def taken_over(gpu: Gpu, recorder: Recorder) -> None:
                 ),
                 1,
             ):
-                gpu.launch(name, blocks, threads, (stamps[number], spin, 0, 0), smem=kib << 10, pdl=early, carve_out=100)
+                gpu.launch(
+                    name, blocks, threads, (stamps[number], spin, 0, 0), smem=kib << 10, pdl=early, carve_out=100
+                )
 
         graph = gpu.graph(body)
 
@@ -276,9 +278,8 @@ def taken_over(gpu: Gpu, recorder: Recorder) -> None:
                 beside = [int(row[0]) < ended[int(row[4])] for row in third[:sms] if int(row[4]) in ended]
                 found["share_beside"].append(sum(beside) / sms)
                 left = {int(row[4]): int(row[2]) for row in before[: 4 * sms]}
-                found["first_beside"].append(
-                    float(numpy.mean([int(row[0]) < left[int(row[4])] for row in first[: 2 * sms] if int(row[4]) in left]))
-                )
+                came = [int(row[0]) < left[int(row[4])] for row in first[: 2 * sms] if int(row[4]) in left]
+                found["first_beside"].append(float(numpy.mean(came)))
             return {name: ("1", values) for name, values in found.items()}
 
         recorder.record(

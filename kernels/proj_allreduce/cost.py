@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES, ring
-from k3sim.kernels.work import Barrier, InputForm, Pass, Read, Unit, WITH_L1, Work
+from k3sim.kernels.work import WITH_L1, Barrier, InputForm, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
 CHUNK = 8  # values of a copy

@@ -37,7 +37,7 @@ def test_labels_tell_switch_sets_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "low", "high"), [("stock", -0.03, 0.022), ("fused", -0.031, 0.031)]
+    ("kind", "low", "high"), [("stock", -0.03, 0.022), ("fused", -0.028, 0.042)]
 )
 def test_errors_of_whole_steps_lie_in_their_band(kind: str, low: float, high: float) -> None:
     errors = {label: row.error for label, row in STEPS.items() if label.startswith(f"h200: {kind},")}
@@ -49,7 +49,7 @@ def test_errors_of_whole_steps_lie_in_their_band(kind: str, low: float, high: fl
 
 @pytest.mark.parametrize(
     ("switch", "low", "high"),
-    [("size-matched", 0.95, 1.10), ("welded", 0.98, 1.14), ("shared-routing", 0.68, 0.82)],
+    [("size-matched", 0.98, 1.13), ("welded", 0.75, 0.89), ("shared-routing", 0.62, 0.76)],
 )
 def test_what_a_switch_is_worth_is_predicted(switch: str, low: float, high: float) -> None:
     """Predicted over measured cost of leaving one out."""
@@ -66,9 +66,9 @@ def test_increments_add_up_to_the_step() -> None:
 
 
 AGREE = (
-    "embed.push", "kda.in_proj", "kda.o_proj", "attn_res.ffn", "dense.gate_up", "dense.down", "mla.qkv_a_gate",
-    "kda.decode", "mla.prep", "mla.attention", "mla.lift_gate", "mla.o_proj", "moe.routing", "moe.experts",
-    "head.lm_head", "head.advance",
+    "embed.push", "attn_res.mixer", "kda.in_proj", "kda.o_proj", "attn_res.ffn", "dense.gate_up", "mla.qkv_a_gate",
+    "mla.prep", "mla.attention", "mla.lift_gate", "mla.o_proj", "moe.front", "moe.routing", "moe.experts",
+    "moe.latent_up", "head.lm_head", "head.advance",
 )  # fmt: skip
 
 
@@ -80,19 +80,23 @@ def test_stages_that_agree(stage: str) -> None:
 
 @pytest.mark.parametrize(
     ("stage", "low", "high"),
-    [("moe.front", 1.25, 1.5), ("moe.latent_up", 0.5, 0.65), ("attn_res.mixer", 1.25, 1.45),
-     ("head.attn_res", 0.65, 0.75)],
-)  # fmt: skip
+    [("kda.decode", 1.35, 1.55), ("dense.down", 1.2, 1.4), ("head.attn_res", 0.4, 0.55), ("head.top_k", 0.5, 0.65)],
+)
 def test_stages_that_do_not_agree(stage: str, low: float, high: float) -> None:
     """Predicted over measured: where one comes nearer, it goes to those that agree."""
     one = STAGES[stage]
     assert low <= one.predicted_increment_us / one.measured_increment_us <= high
 
 
-def test_the_tail_and_the_residual_behind_it_agree_better_than_each() -> None:
-    both = [STAGES[stage] for stage in ("moe.latent_up", "attn_res.mixer")]
-    ratio = sum(one.predicted_increment_us for one in both) / sum(one.measured_increment_us for one in both)
-    assert 0.74 <= ratio <= 0.82
+def test_no_large_part_is_off_by_a_quarter() -> None:
+    whole = sum(one.count * one.measured_increment_us for one in STAGES.values())
+    large = [one for one in STAGES.values() if one.count * one.measured_increment_us > 0.05 * whole]
+    ratios = {one.stage: one.predicted_increment_us / one.measured_increment_us for one in large}
+    assert set(ratios) == {
+        "kda.in_proj", "attn_res.ffn", "attn_res.mixer", "moe.routing", "moe.experts", "moe.latent_up"
+    }  # fmt: skip
+    assert 0.86 <= min(ratios.values()) <= 0.94
+    assert 1.06 <= max(ratios.values()) <= 1.16
 
 
 @pytest.mark.parametrize(("operator", "case"), sorted(own_kernels.CHAINS))
@@ -109,17 +113,17 @@ def test_errors_of_single_kernels_lie_in_their_band() -> None:
 def test_chains_with_exchanges_lie_in_their_bands() -> None:
     """Visibility is that of a probe."""
     for case, low, high in (
-        ("unfused all_reduce, 16 slots of this GPU, 1 row", -0.09, -0.02),
-        ("router_topk push of 280x7168 and gather_topk, 16 shards looped back, 1 row", 0.02, 0.10),
-        ("proj_allreduce send, up and consume_gathered, 16 ranks looped back, 1 row", 0.11, 0.21),
+        ("unfused all_reduce, 16 slots of this GPU, 1 row", -0.13, -0.06),
+        ("router_topk push of 280x7168 and gather_topk, 16 shards looped back, 1 row", -0.08, -0.01),
+        ("proj_allreduce send, up and consume_gathered, 16 ranks looped back, 1 row", -0.09, -0.02),
     ):
         assert low <= KERNELS[case].error <= high, case
 
 
 def test_errors_of_cublas_lie_in_their_band() -> None:
     for label, one in CUBLAS.items():
-        assert -0.28 <= one.error <= 0.09, label
-    assert statistics.median(abs(one.error) for one in CUBLAS.values()) > 0.05
+        assert -0.22 <= one.error <= 0.08, label
+    assert 0.02 <= statistics.median(abs(one.error) for one in CUBLAS.values()) <= 0.055
 
 
 def test_a_looped_back_rank_has_no_link_and_no_late_peer() -> None:

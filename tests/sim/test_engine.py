@@ -11,6 +11,7 @@ import pytest
 from tiny import PS, TINY, call, kernel, reads, simulate, spans, stream, work
 
 from k3sim.kernels.work import Barrier, InputForm, Pass, ReadKind, Unit
+from k3sim.model.program import Weight
 from k3sim.sim import engine, sm_slots
 from k3sim.sim.machine import Machine, looped_back
 from k3sim.sim.skew import Paces, Skew
@@ -75,6 +76,66 @@ def test_straight_code_runs_at_the_pace_of_what_is_held_or_fetched(monkeypatch: 
     # Where a drawn machine fetches as fast as it runs, fetching costs nothing.
     machine = replace(machine, cold_instruction_s=1 * PS)
     assert code_ps("a", "a") == [0, 0]
+
+
+def test_products_of_other_shapes_have_code_of_their_own(monkeypatch: Patch) -> None:
+    machine = replace(TINY, instruction_s=2 * PS, cold_instruction_s=5 * PS)
+    monkeypatch.setattr(engine, "STRAIGHT_INSTRUCTIONS", {"a": 100})
+    monkeypatch.setattr(engine, "PRICED_INSTRUCTIONS", {})
+    shapes = ((64, 32), (64, 32), (32, 64), (64, 32))
+    calls = [
+        call(index, "a", stage=f"{index}", weights=(Weight(region="", num_outputs=n, depth=k, num_bytes=1),))
+        for index, (n, k) in enumerate(shapes)
+    ]
+    timeline = simulate(monkeypatch, {"a": stream(1000)}, calls, machine, num_ranks=1, code_bytes={"a": 1000})
+    runs = sorted(timeline.kernels, key=lambda run: run.index)
+    codes = [sum(end - start for phase, start, end in spans(run) if phase == "compute") for run in runs]
+    assert codes == [500, 200, 500, 200]
+
+
+def test_a_kernel_whose_code_is_held_ends_sooner_and_its_exit_is_not_waited_for(monkeypatch: Patch) -> None:
+    machine = replace(TINY, block_tail_s=300 * PS, held_block_tail_s=80 * PS)
+    monkeypatch.setattr(engine, "STRAIGHT_INSTRUCTIONS", {})
+    works = {"a": stream(1000)}
+    calls = [call(0, "a", stage="0"), call(1, "a", stage="1")]
+    timeline = simulate(monkeypatch, works, calls, machine, num_ranks=1, code_bytes={"a": 1000})
+    drains = [spans(kernel(timeline, f"{index}"))[-1] for index in (0, 1)]
+    assert [end - start for _, start, end in drains] == [300, 80]
+    # Of one that pushes, the exit comes behind the push.
+    works = {"a": replace(stream(1000), sent_bytes_per_peer=100), "b": work(Pass())}
+    calls = [call(0, "a", sends="x"), call(1, "b", receives=(0,))]
+    pushing = kernel(simulate(monkeypatch, works, calls, machine, code_bytes={"a": 1000}), "a")
+    phases = [(phase, end - start) for phase, start, end in spans(pushing)][-3:]
+    assert phases == [("drain", 220), ("send", 100), ("drain", 80)]
+
+
+def test_a_poller_that_waits_for_one_slot_sees_it_sooner(monkeypatch: Patch) -> None:
+    machine = replace(TINY, slot_visibility_s=5 * PS)
+
+    def end_ps(polled_slots: int) -> int:
+        works = {
+            "a": replace(stream(1000), sent_bytes_per_peer=100),
+            "b": replace(work(Pass()), polled_slots=polled_slots),
+        }
+        calls = [
+            call(0, "a", sends="x", group_size=8, trigger="start"), call(1, "b", launch="pdl", receives=(0,))
+        ]
+        return kernel(simulate(monkeypatch, works, calls, machine, num_ranks=8), "b").end_ps
+
+    assert end_ps(0) - end_ps(1) == 7 * 5
+
+
+def test_blocks_that_waited_for_the_whole_wave_draw_for_all_of_it(monkeypatch: Patch) -> None:
+    """Nine of ten SMs are taken: a kernel of ten blocks that start together reads as ten when they have left."""
+    whole = {"smem_bytes_per_block": 1000, "max_blocks_per_sm": 1, "registers_per_thread": 8}
+    works = {
+        "a": replace(stream(9000), num_blocks=9, **whole),
+        "b": replace(stream(1000), num_blocks=10, all_resident=True, bytes_in_flight_per_block=100, **whole),
+    }
+    machine = replace(TINY, hbm_in_flight_curve=((100.0, 1e12),))
+    timeline = simulate(monkeypatch, works, [call(0, "a", stream="aux"), call(1, "b")], machine, num_ranks=1)
+    phases = {phase: end - start for phase, start, end in spans(kernel(timeline, "b"))}
+    assert phases["weights"] == 1000 and "bytes in flight" not in phases
 
 
 def test_many_warps_of_an_sm_share_its_issue(monkeypatch: Patch) -> None:

@@ -264,3 +264,53 @@ def test_a_kernel_that_asks_for_a_part_of_an_sm_as_shared_memory_keeps_large_blo
         sms.place(one, sms.footprint(one))
         other = replace(work(NOTHING), smem_bytes_per_block=1024 * kib, **shape)
         assert sms.place(other, sms.footprint(other)).whole.triggered is beside, kib
+
+
+def test_a_block_that_waited_takes_an_sm_as_it_was_divided() -> None:
+    """As on an H200 (probe ``taken_over``): behind blocks of 60 per cent 127 KB leave no room for 84, launched they do."""
+    wide = {"num_blocks": 4, "threads_per_block": 1024, "registers_per_thread": 16, "max_blocks_per_sm": 1}
+    for waits, beside in ((True, False), (False, True)):
+        sms = SmSlots(simpy.Environment(), HOPPER)
+        before = replace(work(NOTHING), smem_bytes_per_block=4096, carve_out_percent=60, **{**wide, "threads_per_block": 128})
+        small = replace(work(NOTHING), smem_bytes_per_block=28 * 1024, **{**wide, "threads_per_block": 768, "num_blocks": 8})
+        small = replace(small, max_blocks_per_sm=2)
+        large = replace(work(NOTHING), smem_bytes_per_block=127 * 1024, **wide)
+        last = replace(work(NOTHING), smem_bytes_per_block=84 * 1024, **{**wide, "threads_per_block": 512})
+        first = sms.place(before, sms.footprint(before))
+        second = sms.place(small, sms.footprint(small))
+        assert second.whole.triggered
+        sms.leave(first)
+        if not waits:
+            sms.leave(second)
+        third = sms.place(large, sms.footprint(large))
+        assert third.whole.triggered is not waits
+        if waits:
+            sms.leave(second)
+        assert third.whole.triggered
+        assert sms.place(last, sms.footprint(last)).whole.triggered is beside
+
+
+def test_a_block_that_waited_and_does_not_fit_divides_the_sm_anew() -> None:
+    sms = SmSlots(simpy.Environment(), HOPPER)
+    shape = {"num_blocks": 4, "threads_per_block": 256, "registers_per_thread": 32, "max_blocks_per_sm": 1}
+    before = replace(work(NOTHING), smem_bytes_per_block=4096, carve_out_percent=60, **shape)
+    large = replace(work(NOTHING), smem_bytes_per_block=200 * 1024, **shape)
+    first = sms.place(before, sms.footprint(before))
+    second = sms.place(large, sms.footprint(large))
+    assert not second.begun.triggered
+    sms.leave(first)
+    assert second.whole.triggered
+
+
+def test_a_kernel_that_wants_more_l1_waits_until_an_sm_is_idle() -> None:
+    """It finds room beside the other, and would have no L1 there (probe ``kept_carve_out``)."""
+    sms = SmSlots(simpy.Environment(), HOPPER)
+    shape = {"num_blocks": 4, "threads_per_block": 128, "registers_per_thread": 32, "max_blocks_per_sm": 1}
+    shared = replace(work(NOTHING), smem_bytes_per_block=64 * 1024, **shape)
+    cached = replace(work(NOTHING), smem_bytes_per_block=4096, carve_out_percent=60, **shape)
+    first = sms.place(shared, sms.footprint(shared))
+    second = sms.place(cached, sms.footprint(cached))
+    assert not second.begun.triggered
+    sms.leave(first)
+    assert second.whole.triggered
+    assert sms.l1_bytes(cached, second) == 92 * 1024
