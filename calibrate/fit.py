@@ -283,7 +283,8 @@ def _chain(read: Reader, by: str, which: int, **parameters: Any) -> list[Stateme
 
 def _held_tails(read: Reader, grids: Iterable[tuple[int, int]]) -> list[Statement]:
     """What is left of a period when no load is left in it and the release of the next kernel is taken off."""
-    flush = statistics.median(resume for _, _, resume in _full_grids(read))
+    resumes = _needs([(label, resume) for label, _, resume in _full_grids(read)], "graph_boundary of full grids")
+    flush = statistics.median(resume for _, resume in resumes)
     return [
         (f"{label} less the release", value - flush)
         for blocks, threads in grids

@@ -219,6 +219,44 @@ def planted_medians(document: Document, probe: str, quantity: str, value: Callab
                     run[:3] = [planted * (1 + noise.uniform(-NOISE, NOISE))] * 3
 
 
+def test_planted_chains_come_back(tmp_path: Path) -> None:
+    """0.12 us behind the release, 0.2 a load, 0.09 a sum over a warp."""
+    document = stored()
+    flush_us = 1e6 * values_of(shipped())["completion_flush_s"].value
+    planted_medians(
+        document, "chained", "period",
+        lambda parameters: flush_us + 0.12 + 0.2 * parameters["loads"] + 0.09 * parameters["warp_sums"],
+    )  # fmt: skip
+    after = values_of(refitted(tmp_path, document))
+    assert after["warp_sum_s"].value == pytest.approx(0.09e-6, rel=0.02)
+    assert after["held_block_tail_s"].value == pytest.approx(0.12e-6, abs=0.015e-6)  # the flush is rounded
+
+
+def test_planted_inputs_come_back(tmp_path: Path) -> None:
+    """200 GB/s an SM by rows; by fragments 50 GB/s an SM where 28 ask, and 2.8 TB/s where 112 do."""
+    document = stored()
+
+    def period_us(parameters: Document) -> float:
+        rate = 200e9
+        if parameters["form"] == "fragments":
+            rate = 50e9 if parameters["blocks"] == 28 else 2.8e12 / 112
+        return 1.0 + 1e6 * 1024 * parameters["kib_per_block"] / rate
+
+    planted_medians(document, "same_input", "period", period_us)
+    after = values_of(refitted(tmp_path, document))
+    assert after["l2_input_bytes_per_s_per_sm"].value == pytest.approx(200e9, rel=0.05)
+    assert after["l2_fragment_bytes_per_s_per_sm"].value == pytest.approx(50e9, rel=0.05)
+    assert after["l2_fragment_bytes_per_s"].value == pytest.approx(2.8e12, rel=0.05)
+
+
+def test_a_chain_of_two_sizes_gives_no_line(tmp_path: Path) -> None:
+    document = stored()
+    document["cases"] = [
+        case for case in document["cases"] if case["probe"] != "chained" or case["parameters"]["warp_sums"] in (0, 4)
+    ]
+    assert "2 stable samples of chained by warp_sums" in refitted(tmp_path, document).undetermined["warp_sum_s"]
+
+
 def test_a_planted_queue_comes_back(tmp_path: Path) -> None:
     """L2 hits that wait 0.44 of what a queue is longer than 0.9 us."""
     document = stored()
@@ -416,7 +454,7 @@ def planted_shapes(machine: Machine, noise: float = 0.004) -> list[Shape]:
         f"{outputs}x{depth}": Link(
             operator="cublas.gemm", weights=(bf16(outputs, depth),), shape={"rows": 1}, launch="graph", trigger="end"
         )
-        for outputs, depth in ((10240, 7168), (3584, 7168), (1536, 7168), (448, 7168))
+        for outputs, depth in ((10240, 7168), (8448, 7168), (3584, 7168), (1536, 7168), (448, 7168))
     }
     return [
         Shape(

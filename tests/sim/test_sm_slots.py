@@ -267,27 +267,32 @@ def test_a_kernel_that_asks_for_a_part_of_an_sm_as_shared_memory_keeps_large_blo
 
 
 def test_a_block_that_waited_takes_an_sm_as_it_was_divided() -> None:
-    """As on an H200 (probe ``taken_over``): behind blocks of 60 per cent 127 KB leave no room for 84, launched they do."""
-    wide = {"num_blocks": 4, "threads_per_block": 1024, "registers_per_thread": 16, "max_blocks_per_sm": 1}
-    for waits, beside in ((True, False), (False, True)):
+    """As on an H200 (probe ``taken_over``): 127 KB that waited behind 60 % leave no room for 84; launched, they do.
+
+    Each shape is blocks, threads, KB of shared memory, blocks an SM, and the wish.
+    """
+
+    def placed_one(sms: SmSlots, blocks: int, threads: int, kib: int, per_sm: int, wish: int = 100) -> Placement:
+        one = replace(
+            work(NOTHING), num_blocks=blocks, threads_per_block=threads, smem_bytes_per_block=1024 * kib,
+            max_blocks_per_sm=per_sm, registers_per_thread=16, carve_out_percent=wish,
+        )  # fmt: skip
+        return sms.place(one, sms.footprint(one))
+
+    for waits in (True, False):
         sms = SmSlots(simpy.Environment(), HOPPER)
-        before = replace(work(NOTHING), smem_bytes_per_block=4096, carve_out_percent=60, **{**wide, "threads_per_block": 128})
-        small = replace(work(NOTHING), smem_bytes_per_block=28 * 1024, **{**wide, "threads_per_block": 768, "num_blocks": 8})
-        small = replace(small, max_blocks_per_sm=2)
-        large = replace(work(NOTHING), smem_bytes_per_block=127 * 1024, **wide)
-        last = replace(work(NOTHING), smem_bytes_per_block=84 * 1024, **{**wide, "threads_per_block": 512})
-        first = sms.place(before, sms.footprint(before))
-        second = sms.place(small, sms.footprint(small))
-        assert second.whole.triggered
-        sms.leave(first)
+        before = placed_one(sms, 4, 128, 4, 1, wish=60)
+        first = placed_one(sms, 8, 768, 28, 2)
+        assert first.whole.triggered
+        sms.leave(before)
         if not waits:
-            sms.leave(second)
-        third = sms.place(large, sms.footprint(large))
-        assert third.whole.triggered is not waits
+            sms.leave(first)
+        second = placed_one(sms, 4, 1024, 127, 1)
+        assert second.whole.triggered is not waits
         if waits:
-            sms.leave(second)
-        assert third.whole.triggered
-        assert sms.place(last, sms.footprint(last)).whole.triggered is beside
+            sms.leave(first)
+        assert second.whole.triggered
+        assert placed_one(sms, 4, 512, 84, 1).whole.triggered is not waits
 
 
 def test_a_block_that_waited_and_does_not_fit_divides_the_sm_anew() -> None:
