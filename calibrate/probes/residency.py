@@ -279,7 +279,7 @@ def taken_over(gpu: Gpu, recorder: Recorder) -> None:
                 found["share_beside"].append(sum(beside) / sms)
                 left = {int(row[4]): int(row[2]) for row in before[: 4 * sms]}
                 came = [int(row[0]) < left[int(row[4])] for row in first[: 2 * sms] if int(row[4]) in left]
-                found["first_beside"].append(float(numpy.mean(came)))
+                found["first_beside"].append(float(numpy.mean(came)) if came else 0.0)
             return {name: ("1", values) for name, values in found.items()}
 
         recorder.record(

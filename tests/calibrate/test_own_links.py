@@ -122,10 +122,10 @@ def test_rates_are_below_the_nominal_one_and_a_hop_is_one_way_and_more() -> None
 @pytest.mark.parametrize(
     ("path", "rows", "low", "high"),
     [
-        ("stock", (1, 2, 4), 0.005, 0.05),
-        ("stock", (8, 16), 0.05, 0.075),
-        ("fused", (1, 2), 0.02, 0.035),
-        ("fused", (4, 8, 16), -0.045, 0.005),
+        ("stock", (1, 2, 4), -0.04, 0.02),
+        ("stock", (8, 16), 0.015, 0.05),
+        ("fused", (1, 2, 4), -0.035, 0.025),
+        ("fused", (8, 16), -0.02, 0.03),
     ],
 )
 def test_errors_of_steps_over_the_link_lie_in_their_band(
@@ -138,7 +138,7 @@ def test_errors_of_steps_over_the_link_lie_in_their_band(
 
 @pytest.mark.parametrize(
     ("path", "exchanges", "measured_us", "low_us", "high_us"),
-    [("stock", 121, 79.5, 88.0, 104.0), ("fused", 160, 171.6, 62.0, 80.0)],
+    [("stock", 121, 79.5, 88.0, 104.0), ("fused", 160, 171.6, 84.0, 102.0)],
 )
 def test_what_the_link_adds_to_a_step_lies_in_its_band(
     path: str, exchanges: int, measured_us: float, low_us: float, high_us: float
@@ -152,11 +152,11 @@ def test_errors_of_exchanges_over_the_link_lie_in_their_band() -> None:
     assert len(kernels()) == 20
     for label, one in kernels().items():
         if label.startswith("all_reduce"):
-            assert -0.15 <= one.error <= 0.08, label
+            assert -0.20 <= one.error <= 0.13, label
         elif "7168x768, 1 row," in label:
-            assert 0.15 <= one.error <= 0.27, label
+            assert -0.08 <= one.error <= 0.0, label
         else:
-            assert -0.13 <= one.error <= 0.07, label
+            assert -0.17 <= one.error <= 0.0, label
 
 
 def test_one_row_of_a_welded_projection_takes_what_was_asked_of_it() -> None:

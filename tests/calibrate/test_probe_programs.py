@@ -18,6 +18,10 @@ from k3sim.calibrate.probes.recorder import Recorder
 
 def kinds(name: str) -> list[str]:
     """Of a kernel's parameters: pointer, u64 or int."""
+    if re.fullmatch(r"chained(_\d){3}", name):
+        text = re.search(r"chained_##L##_##S##_##M\(([^)]*)\)", SOURCE)
+        assert text and f"CHAINED{tuple(map(int, name.split('_')[1:]))}" in SOURCE, name
+        return [_kind(one) for one in text[1].split(",")]
     made = re.sub(r"_\d+$", "_##", name)
     for macro, of in (("large_##", "large_##ID"), ("tiny_##", "tiny_##ID"), ("stream_loads_##", "stream_loads_##U"),
                       ("push_rounds_##", "push_rounds_##N"), ("loads_and_trips_##", "loads_and_trips_##U"),
