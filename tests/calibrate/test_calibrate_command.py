@@ -67,7 +67,7 @@ def test_a_refit_writes_the_profile_and_a_page(folder: Path, capsys: Capture) ->
 def test_a_refit_prints_a_table(folder: Path, capsys: Capture) -> None:
     assert run("calibrate", "--from", str(DATA / "h200-primitives.json"), "--machine-out", "mine.json") == 0
     shown = capsys.readouterr().out
-    for words in ("1445 samples, 72 refused", "l2_effective_bytes", "joint", "not determined, no probe", "mine.json"):
+    for words in ("1527 samples, 72 refused", "l2_effective_bytes", "joint", "not determined, no probe", "mine.json"):
         assert words in shown
     assert load_machine("mine.json").name == "mine"
 
