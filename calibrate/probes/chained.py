@@ -143,7 +143,7 @@ def same_input(gpu: Gpu, recorder: Recorder) -> None:
     whether the lines were just stored. Less ``chained`` with one load, a period is what the input takes. Could mislead:
     where the region is written, its first blocks store it, a kernel's output is stored by those that made it.
     """
-    buffers = [gpu.zeros(1 << 21, "int32") for _ in range(3)]
+    buffers = [gpu.zeros(1 << 21, "int32") for _ in range(2)]
 
     def case(blocks: int, kib: int, form: str, written: bool) -> None:
         def launch(number: int) -> None:
