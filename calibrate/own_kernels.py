@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.validate import Row
+from k3sim.kernels.cases import rows_in_words
 from k3sim.model.paths import find_path
 from k3sim.model.program import Call, Program, Weight
 from k3sim.sim.engine import simulate
@@ -56,10 +57,6 @@ class Link:
 
 def bf16(num_outputs: int, depth: int) -> tuple[int, int, int]:
     return num_outputs, depth, 2 * num_outputs * depth
-
-
-def _rows(rows: int) -> str:
-    return "1 row" if rows == 1 else f"{rows} rows"
 
 
 def _experts(width: int, rows: int = 1) -> tuple[tuple[int, int, int], ...]:
@@ -104,7 +101,7 @@ UP = {"rows": 1, "hidden": HIDDEN, "latent": LATENT, "ranks": 16}
 
 CHAINS: dict[tuple[str, str], tuple[Link, ...]] = {
     **{
-        ("skinny_gemv", f"{outputs}x{depth}, {_rows(rows)}"):
+        ("skinny_gemv", f"{outputs}x{depth}, {rows_in_words(rows)}"):
             (Link(operator="skinny_gemv.tiled", weights=(bf16(outputs, depth),), shape={"rows": rows}),)
         for outputs, depth in GEMVS
         for rows in (1, 8)
@@ -116,7 +113,7 @@ CHAINS: dict[tuple[str, str], tuple[Link, ...]] = {
     ("mla_decode", "12 heads, 131072 tokens, 1 row, bf16"): (_attention(12, 131072, 1152),),
     ("mla_decode", "12 heads, 8192 tokens, 1 row, bf16"): (_attention(12, 8192, 1152),),
     **{
-        ("mla_decode", f"lift_gate, {heads} heads, {_rows(rows)}"): (
+        ("mla_decode", f"lift_gate, {heads} heads, {rows_in_words(rows)}"): (
             Link(operator="mla_decode.lift_gate", weights=(bf16(128 * heads, 512),),
                  shape={"rows": rows, "kv_lora_rank": 512}),
         )
@@ -131,7 +128,7 @@ CHAINS: dict[tuple[str, str], tuple[Link, ...]] = {
         for heads in (6, 12)
     },
     **{
-        ("expert_gemv", f"16 experts a row of {width}, {_rows(rows)}"): (
+        ("expert_gemv", f"16 experts a row of {width}, {rows_in_words(rows)}"): (
             Link(operator="expert_gemv.persistent", weights=_experts(width, rows),
                  shape={"rows": rows, "top_k": 16, "distinct_milli": 16000 * rows, "width": width}),
         )
@@ -172,7 +169,7 @@ CHAINS: dict[tuple[str, str], tuple[Link, ...]] = {
         for rows in (8, 16)
     },
     **{
-        ("proj_allreduce", f"send, up and consume_gathered, {ranks} ranks looped back, {_rows(rows)}"): (
+        ("proj_allreduce", f"send, up and consume_gathered, {ranks} ranks looped back, {rows_in_words(rows)}"): (
             Link(operator="latent_tail.send", shape={**UP, "rows": rows, "ranks": ranks, "expert_rows": rows},
                  sends="latent"),
             Link(operator="latent_tail.up_cluster", weights=(bf16(HIDDEN // ranks, LATENT),),
@@ -188,7 +185,7 @@ CHAINS: dict[tuple[str, str], tuple[Link, ...]] = {
     ),
     ("unfused", "all_reduce, 16 slots of this GPU, 1 row"): all_reduce(16),
     **{
-        ("latent_tail", f"up, {ranks} ranks, {_rows(rows)}"): (
+        ("latent_tail", f"up, {ranks} ranks, {rows_in_words(rows)}"): (
             Link(operator="latent_tail.up_cluster", weights=(bf16(HIDDEN // ranks, LATENT),),
                  shape={**UP, "rows": rows, "ranks": ranks}),
         )
