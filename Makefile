@@ -35,17 +35,17 @@ docs: $(VENV)/.test
 	$(BIN)/python -m pytest tests/test_documentation.py
 
 bench: $(VENV)/.base
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python tools/bench.py
 
 readme: picture
-	$(BIN)/python docs/readme_output.py
-	$(BIN)/python docs/measurements_tables.py
+	$(BIN)/python tools/readme_output.py
+	$(BIN)/python tools/measurements_tables.py
 
 picture: $(VENV)/.base
-	$(BIN)/python docs/picture.py
+	$(BIN)/python tools/picture.py
 
 wheel: build/installed/.wheel
-	$(WHEEL_BIN)/python tests/check_installed_wheel.py
+	$(WHEEL_BIN)/python tools/check_installed_wheel.py
 
 # Types are checked on the installed package: in the tree its folders do not lie under k3sim.
 typecheck: build/installed/.mypy

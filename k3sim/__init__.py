@@ -49,9 +49,9 @@ def predict_options(options: Options) -> Report:
     known = {step.path.switches: step for _, step in steps} if question.folded else {}
     stock = known.get(frozenset()) or predict_path(question, find_path("stock", kernel_set=kernel_set))
     full = known.get(frozenset(SWITCHES)) or predict_path(question, fused)
-    persistent = predict_path(question, find_path("persistent"))
-    if path.name == "persistent":
-        main = persistent
+    megakernel = predict_path(question, find_path("megakernel"))
+    if path.name == "megakernel":
+        main = megakernel
     elif path.switches == frozenset(SWITCHES):
         main = full
     elif path.name == "stock":
@@ -62,7 +62,7 @@ def predict_options(options: Options) -> Report:
         main=main,
         stock=stock,
         fused=full,
-        persistent=persistent,
+        megakernel=megakernel,
         ladder=tuple(steps),
         leave_one_out=tuple(leave_one_out(question.expected(), kernel_set)),
         command=options.command(),

@@ -9,13 +9,13 @@ from pathlib import Path
 from k3sim.errors import UserError
 from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import KV_DTYPE_BYTES, Layout, Workload, check_fits, check_layout, check_workload
-from k3sim.model.own_rows import check_own
-from k3sim.model.paths import Path as ExecutionPath
 from k3sim.model.paths import find_path
+from k3sim.model.paths.own import check_own
+from k3sim.model.step import Path as ExecutionPath
 from k3sim.options import Options
-from k3sim.sim.machine import load_machine
+from k3sim.sim.components.skew import Skew
 from k3sim.sim.predict import Question
-from k3sim.sim.skew import Skew
+from k3sim.sim.profile import load_machine
 
 
 def ask(options: Options) -> tuple[Question, ExecutionPath]:

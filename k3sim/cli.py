@@ -33,7 +33,7 @@ SHARED_OPTIONS: dict[str, Any] = {
     "ep": Annotated[int, typer.Option(help="Expert parallel within the tensor-parallel group.")],
     "dp": Annotated[int, typer.Option(help="Data-parallel replicas that share the concurrency.")],
     "dcp": Annotated[int, typer.Option(help="Decode context parallel: ranks that share the KV cache.")],
-    "path": Annotated[str, typer.Option("--path", help="Execution path: stock, fused or persistent.")],
+    "path": Annotated[str, typer.Option("--path", help="Execution path: stock, fused or megakernel.")],
     "kernels": Annotated[str, typer.Option(help="Kernels of the path: public, or the project's own.")],
     "with_switches": Annotated[
         list[str] | None,
@@ -206,10 +206,10 @@ def decode(
     replays: Annotated[int, typer.Option(help="Replays of the captured step; every one is a sample.")] = 200,
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
     profile: Annotated[bool, typer.Option(help="Also profile a step: start and end of every kernel.")] = True,
-    stamps: Annotated[
-        bool, typer.Option("--stamps", help="Kernels record when each of their blocks ran; makes the step longer.")
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", help="Kernels record when each of their blocks ran; makes the step longer.")
     ] = False,
-    stamps_of: Annotated[
+    timestamps_of: Annotated[
         list[str] | None, typer.Option(help="Only kernels of this family record (repeatable).")
     ] = None,
     out: Out = "k3sim-out",
@@ -218,8 +218,8 @@ def decode(
     """Run one rank of the model on this GPU, its peers looped back, and measure a decode step."""
     from importlib.util import find_spec
 
-    from k3sim.calibrate.decode import DecodeOptions, lines_of, write
-    from k3sim.calibrate.decode import decode as measure
+    from k3sim.calibrate.decode.decode import DecodeOptions, lines_of, write
+    from k3sim.calibrate.decode.decode import decode as measure
     from k3sim.report import dump_json
 
     options = DecodeOptions(
@@ -234,8 +234,8 @@ def decode(
         replays=replays,
         seed=seed,
         profile=profile,
-        stamps=stamps,
-        stamps_of=tuple(stamps_of or ()),
+        timestamps=timestamps,
+        timestamps_of=tuple(timestamps_of or ()),
     )
     folder = writable_folder(out)
     measured = measure(options)
@@ -279,7 +279,8 @@ def machines(
 ) -> None:
     """List machine profiles, or show one with unit, kind, interval and source of every value."""
     from k3sim.report import SCHEMA_VERSION, dump_json
-    from k3sim.sim.machine import describe, load_machine, machine_names
+    from k3sim.sim.machine import describe
+    from k3sim.sim.profile import load_machine, machine_names
 
     names = machine_names() if name is None else [name]
     loaded = [load_machine(one) for one in names]
@@ -317,10 +318,10 @@ def validate(
     """Predictions beside published results, with intervals: steps, stages, kernels, optimisation ladders, claims."""
     from pathlib import Path
 
-    from k3sim.calibrate.claims import judge_claims, load_scenario, shipped_scenarios
+    from k3sim.calibrate.compare.claims import judge_claims, load_scenario, shipped_scenarios
+    from k3sim.calibrate.compare.validate import validate as compare_all
+    from k3sim.calibrate.compare.validation_page import write_validation_page
     from k3sim.calibrate.evidence import load_evidence
-    from k3sim.calibrate.validate import validate as compare_all
-    from k3sim.calibrate.validation_page import write_validation_page
     from k3sim.report import dump_json
     from k3sim.tables import print_claims, print_validation, progress_bar
 
@@ -368,8 +369,8 @@ def _html_file(name: str | None) -> Any:
 def _validate_own(json_output: bool) -> None:
     from dataclasses import asdict
 
-    from k3sim.calibrate.own_kernels import cublas_rows, own_kernel_rows
-    from k3sim.calibrate.own_steps import own_stage_rows, own_step_rows
+    from k3sim.calibrate.compare.own_kernels import cublas_rows, own_kernel_rows
+    from k3sim.calibrate.compare.own_steps import own_stage_rows, own_step_rows
     from k3sim.report import SCHEMA_VERSION, dump_json
     from k3sim.tables import print_rows, print_stages
 
@@ -397,7 +398,7 @@ def claims(
     """Public claims on trial: prediction and interval for the claim's own conditions, verdict and boundary."""
     from pathlib import Path
 
-    from k3sim.calibrate.claims import judge_claims, load_scenario, shipped_scenarios
+    from k3sim.calibrate.compare.claims import judge_claims, load_scenario, shipped_scenarios
     from k3sim.report import SCHEMA_VERSION, dump_json
     from k3sim.tables import print_claims, progress_bar
 
@@ -425,8 +426,8 @@ def sensitivity(
     json_output: Json = False,
 ) -> None:
     """Which machine values a claim's prediction hangs on most, and how wrong each must be to move the verdict."""
-    from k3sim.calibrate.sensitivity import lines_of
-    from k3sim.calibrate.sensitivity import sensitivity as find
+    from k3sim.calibrate.compare.sensitivity import lines_of
+    from k3sim.calibrate.compare.sensitivity import sensitivity as find
     from k3sim.report import SCHEMA_VERSION, dump_json
     from k3sim.tables import progress_bar
 
@@ -474,12 +475,12 @@ def calibrate(
     """
     from pathlib import Path
 
-    from k3sim.calibrate import calibration
-    from k3sim.calibrate.check import check as check_stored
-    from k3sim.calibrate.check import shipped_samples
-    from k3sim.calibrate.page import write_calibration_page
+    from k3sim.calibrate.compare.calibration_page import write_calibration_page
+    from k3sim.calibrate.compare.check import check as check_stored
+    from k3sim.calibrate.compare.check import shipped_samples
+    from k3sim.calibrate.fit import calibration
     from k3sim.report import dump_json
-    from k3sim.sim.machine import load_machine
+    from k3sim.sim.profile import load_machine
     from k3sim.tables import print_calibration, print_check, progress_line
 
     document: dict[str, Any]
@@ -521,11 +522,11 @@ def calibrate(
 def _calibrate_from_tables(tables: Sequence[str], machine: str, machine_out: str | None, json_output: bool) -> None:
     from pathlib import Path
 
-    from k3sim.calibrate.fit import profile_text, require_scipy
-    from k3sim.calibrate.kernel_tables import fit_tables, profile_of, read_tables
+    from k3sim.calibrate.fit.fit import profile_text, require_scipy
+    from k3sim.calibrate.fit.kernel_tables import fit_tables, profile_of, read_tables
     from k3sim.report import SCHEMA_VERSION, dump_json
-    from k3sim.sim.machine import load_machine, machine_names, machine_of
-    from k3sim.sim.whole_file import write_whole_file
+    from k3sim.sim.export.whole_file import write_whole_file
+    from k3sim.sim.profile import load_machine, machine_names, machine_of
     from k3sim.tables import print_table_fit
 
     require_scipy()
@@ -560,7 +561,7 @@ app.add_typer(kernels_app, name="kernels")
 @kernels_app.command("list", epilog="Example: k3sim kernels list")
 def kernels_list(json_output: Json = False) -> None:
     """List operators and their compiled forms."""
-    from k3sim.kernels.catalogue import BUILDS
+    from k3sim.kernels.toolchain.catalogue import BUILDS
     from k3sim.report import SCHEMA_VERSION, dump_json
 
     forms = {operator: list(kernels()) for operator, kernels in BUILDS.items()}
@@ -580,8 +581,8 @@ def kernels_build(
     json_output: Json = False,
 ) -> None:
     """Compile kernels with no GPU: cubins, and a manifest of registers, stack, shared memory and SASS facts."""
-    from k3sim.kernels.build import build
-    from k3sim.kernels.compile_cache import ARCHITECTURES
+    from k3sim.kernels.toolchain.build import build
+    from k3sim.kernels.toolchain.compile_cache import ARCHITECTURES
     from k3sim.report import SCHEMA_VERSION, dump_json
     from k3sim.tables import print_kernel_build, progress
 
@@ -629,7 +630,7 @@ def kernels_check(
     if ranks is not None or out:
         raise UserError("--ranks and --out: only with --gpus")
 
-    from k3sim.kernels.check import NUM_REPLAYS, check
+    from k3sim.kernels.harness.check import NUM_REPLAYS, check
     from k3sim.report import SCHEMA_VERSION, dump_json
     from k3sim.tables import print_checked
 
@@ -667,7 +668,7 @@ def kernels_bench(
     """Time kernels on this GPU beside the floor, cuBLAS, and FLA and FlashInfer where they are installed."""
     from pathlib import Path
 
-    from k3sim.kernels.measure import measure, row_line
+    from k3sim.kernels.harness.measure import measure, row_line
     from k3sim.report import SCHEMA_VERSION, dump_json
     from k3sim.tables import print_bench
 

@@ -11,9 +11,9 @@ from typing import Any
 from k3sim.ask import ask, warnings_of
 from k3sim.options import SIDE_KEYS, Options
 from k3sim.report import SCHEMA_VERSION, _bar, _card, check_writable, dump_json, summary
+from k3sim.sim.export.whole_file import write_whole_file
 from k3sim.sim.machine import describe
 from k3sim.sim.predict import Prediction, difference_us, predict
-from k3sim.sim.whole_file import write_whole_file
 
 SHARED_OPTIONS = tuple(
     one.name for one in fields(Options) if one.name not in (*SIDE_KEYS, "with_switches", "without")
@@ -62,8 +62,8 @@ class Comparison:
 
     def write(self, folder: Path) -> dict[str, str]:
         """Write compare.json, compare.html and compare.pftrace; returns kind -> path."""
-        from k3sim.sim.html_report import write_html_report
-        from k3sim.sim.perfetto_trace import write_perfetto_trace
+        from k3sim.sim.export.html import write_html_report
+        from k3sim.sim.export.perfetto import write_perfetto_trace
 
         files = {
             "json": str(folder / "compare.json"),

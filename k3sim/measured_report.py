@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.measured_step import measured_step
+from k3sim.calibrate.decode.measured_step import measured_step
 from k3sim.errors import UserError
 from k3sim.report import check_writable
-from k3sim.sim.timeline import Timeline
-from k3sim.sim.timeline_file import read_document
-from k3sim.sim.waits import Part
+from k3sim.sim.timeline.critical_path import Part
+from k3sim.sim.timeline.file import read_document
+from k3sim.sim.timeline.timeline import Timeline
 
 LIMITS = (
     "start and end of a kernel are the profiler's; nothing inside it was measured",
@@ -39,8 +39,8 @@ class MeasuredReport:
 
     def write(self, folder: Path) -> dict[str, str]:
         """Write measured.html and measured.pftrace; returns kind -> path."""
-        from k3sim.sim.html_report import write_html_report
-        from k3sim.sim.perfetto_trace import write_perfetto_trace
+        from k3sim.sim.export.html import write_html_report
+        from k3sim.sim.export.perfetto import write_perfetto_trace
 
         files = {"html": str(folder / "measured.html"), "perfetto": str(folder / "measured.pftrace")}
         check_writable(files)

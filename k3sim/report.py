@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from k3sim.ask import warnings_of
 from k3sim.errors import UserError
+from k3sim.sim.export.whole_file import write_whole_file
 from k3sim.sim.intervals import NUM_DRAWS, step_us_interval
 from k3sim.sim.machine import describe
 from k3sim.sim.predict import Prediction, Question, difference_us
-from k3sim.sim.timeline import PS_PER_US
-from k3sim.sim.timeline_file import stage_rows
-from k3sim.sim.waits import Part
-from k3sim.sim.whole_file import write_whole_file
+from k3sim.sim.timeline.critical_path import Part
+from k3sim.sim.timeline.file import stage_rows
+from k3sim.sim.timeline.timeline import PS_PER_US
 
 if TYPE_CHECKING:
     import pandas
@@ -45,7 +45,7 @@ class Report:
 
     main
         the path that was asked for
-    stock, persistent
+    stock, megakernel
         the paths beside it
     ladder, leave_one_out
         the fused path with switches added in turn, and with each taken away; with sampled skew these are
@@ -59,7 +59,7 @@ class Report:
     main: Prediction
     stock: Prediction
     fused: Prediction
-    persistent: Prediction
+    megakernel: Prediction
     ladder: tuple[tuple[str, Prediction], ...]
     leave_one_out: tuple[tuple[str, Prediction], ...]
     command: str
@@ -102,7 +102,7 @@ class Report:
         if name == "fused" and self.main.path.switches != self.fused.path.switches:
             name = "fused (" + (" + ".join(sorted(self.main.path.switches)) or "no switches") + ")"
         paths = {name: self.main}
-        for label, prediction in (("stock", self.stock), ("fused", self.fused), ("persistent", self.persistent)):
+        for label, prediction in (("stock", self.stock), ("fused", self.fused), ("megakernel", self.megakernel)):
             paths.setdefault(label, prediction)
         return paths
 
@@ -130,7 +130,7 @@ class Report:
             "machine": question.machine.name,
             "layout": question.layout.tag,
             "path": main.path.name,
-            "switches": [switch for switch in main.path.switch_order if switch in main.path.switches],
+            "switches": list(main.path.switch_names),
             "concurrency": question.workload.concurrency,
             "context": question.workload.context,
             "kv_dtype": question.workload.kv_dtype,
@@ -142,7 +142,7 @@ class Report:
             "speedup_over_stock": self.stock.step_us / main.step_us,
             "stock": {**summary(self.stock), **self._interval(self.stock)},
             "fused": {**summary(self.fused), **self._interval(self.fused)},
-            "persistent": {**summary(self.persistent), **self._interval(self.persistent)},
+            "megakernel": {**summary(self.megakernel), **self._interval(self.megakernel)},
             "switches_added": [
                 {
                     "label": label,
@@ -177,8 +177,8 @@ class Report:
 
         Each file is written whole or not at all. Raises UserError when the folder cannot be written.
         """
-        from k3sim.sim.html_report import write_html_report
-        from k3sim.sim.perfetto_trace import write_perfetto_trace
+        from k3sim.sim.export.html import write_html_report
+        from k3sim.sim.export.perfetto import write_perfetto_trace
 
         files = {
             "json": str(folder / "timeline.json"),
@@ -212,7 +212,7 @@ class Report:
                 label: {**_card(prediction, self.stock), **self._interval(prediction)}
                 for label, prediction in self.labelled.items()
             },
-            "waterfall": _waterfall(self.ladder, self.persistent),
+            "waterfall": _waterfall(self.ladder, self.megakernel),
             "leave_one_out": [
                 {
                     "without": switch,
@@ -279,15 +279,15 @@ def _card(prediction: Prediction, stock: Prediction) -> dict[str, Any]:
     }
 
 
-def _waterfall(ladder: tuple[tuple[str, Prediction], ...], persistent: Prediction) -> list[dict[str, Any]]:
+def _waterfall(ladder: tuple[tuple[str, Prediction], ...], megakernel: Prediction) -> list[dict[str, Any]]:
     first_label, before = ladder[0]
     steps = [_bar(first_label, "total", before, None)]
     for label, prediction in ladder[1:]:
         steps.append(_bar(label, "relative", prediction, before))
         before = prediction
     steps.append(_bar("fused", "total", before, None))
-    steps.append(_bar("one persistent program", "relative", persistent, before))
-    steps.append(_bar("persistent", "total", persistent, None))
+    steps.append(_bar("+ megakernel", "relative", megakernel, before))
+    steps.append(_bar("megakernel", "total", megakernel, None))
     return steps
 
 

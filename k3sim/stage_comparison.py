@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.measured_step import as_if_measured, measured_step
+from k3sim.calibrate.decode.measured_step import as_if_measured, measured_step
 from k3sim.errors import UserError
 from k3sim.report import SCHEMA_VERSION, check_writable, dump_json
-from k3sim.sim.timeline import PS_PER_US, Timeline
-from k3sim.sim.timeline_file import read_document, timeline_of
-from k3sim.sim.waits import Part
-from k3sim.sim.whole_file import write_whole_file
+from k3sim.sim.export.whole_file import write_whole_file
+from k3sim.sim.timeline.critical_path import Part
+from k3sim.sim.timeline.file import read_document, timeline_of
+from k3sim.sim.timeline.timeline import PS_PER_US, Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class StageComparison:
 
     def write(self, folder: Path) -> dict[str, str]:
         """Write compare.json and compare.pftrace; returns kind -> path."""
-        from k3sim.sim.perfetto_trace import write_perfetto_trace
+        from k3sim.sim.export.perfetto import write_perfetto_trace
 
         files = {"json": str(folder / "compare.json"), "perfetto": str(folder / "compare.pftrace")}
         check_writable(files)

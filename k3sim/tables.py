@@ -9,17 +9,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from k3sim.calibrate.claims import JudgedClaim
-from k3sim.calibrate.decode import part_lines
-from k3sim.calibrate.own_steps import StageRow
-from k3sim.calibrate.validate import Row, Validation, groups, summary
+from k3sim.calibrate.compare.claims import JudgedClaim
+from k3sim.calibrate.compare.own_steps import StageRow
+from k3sim.calibrate.compare.validate import Row, Validation, groups, summary
+from k3sim.calibrate.decode.decode import part_lines
 from k3sim.comparison import Comparison
-from k3sim.kernels.check import Checked
+from k3sim.kernels.harness.check import Checked
 from k3sim.measured_report import MeasuredReport
 from k3sim.report import Report
 from k3sim.sim.machine import Machine, describe
 from k3sim.sim.predict import Prediction
-from k3sim.sim.waits import WORK_PARTS, Part
+from k3sim.sim.timeline.critical_path import WORK_PARTS, Part
 from k3sim.stage_comparison import StageComparison
 
 

@@ -55,8 +55,8 @@ CODE_BYTES: Mapping[str, int] = {
 #: Instructions of 16 bytes that one warp runs straight through after the kernel's dependency wait, counted in SASS from
 #: one meeting of the block or cluster to the next, along the warp that ends last. What other counts price is not in it:
 #: loops, the products, what each slot of an exchange takes (its visibility). Where it grows with rows, a cost counts it
-#: (``Work.straight_instructions``).
-STRAIGHT_INSTRUCTIONS: Mapping[str, int] = {
+#: (``Work.serial_instructions``).
+SERIAL_INSTRUCTIONS: Mapping[str, int] = {
     "attn_res.combine": 780,
     "attn_res.snapshot_part": 300,
     "expert_gemv.down": 150,
@@ -94,4 +94,4 @@ STRAIGHT_INSTRUCTIONS: Mapping[str, int] = {
 
 #: Straight code whose pace while it is held is part of another count: only the fetching is added. Products of cuBLAS
 #: lost 0.2 to 0.4 us behind a launch that evicts code (H200, 2026-11-30; those samples were not kept).
-PRICED_INSTRUCTIONS: Mapping[str, int] = {"cublas.batched_gemm": 600, "cublas.gemm": 600}
+ICACHE_MISS_INSTRUCTIONS: Mapping[str, int] = {"cublas.batched_gemm": 600, "cublas.gemm": 600}

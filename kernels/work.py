@@ -15,13 +15,7 @@ from enum import Enum
 # What is left is L1, and a load into registers has its place there while it is on its way. With the 28 KB that are left
 # of 256 when all is shared, an SM reads 66 GB/s by such loads, with 60 or more 134 (H200, probe ``register_loads``);
 # and loads of others wait behind those that have no place. Kernels that ask for a whole matrix so leave more of it.
-WITH_L1 = 60
-
-
-# What the meeting of a cluster behind stores of all threads to other blocks' memory counts as: it waits until the
-# stores have come (MEMBAR in the machine code). 0.55 to 0.61 us in three kernels (H200, stamps of blocks, 2026-11-30),
-# where the probe ``cluster_barrier``, in which one thread stores, reads 0.31.
-BARRIERS_BEHIND_STORES = 2
+REGISTER_LOAD_CARVE_OUT = 60
 
 
 class ReadKind(str, Enum):
@@ -41,17 +35,18 @@ class Unit(str, Enum):
 class Barrier(str, Enum):
     NONE = "none"
     CLUSTER = "cluster"
+    CLUSTER_RELEASE = "cluster barrier with DSMEM release fence"  # behind stores of all threads to other blocks' memory
     GRID = "grid"
     LAST = "last block"  # stores, a ticket from a counter, and the last block to take one loads what all have stored
     LAUNCH = "launch"  # the rest is a kernel of its own, behind a plain graph edge
 
 
-class InputForm(str, Enum):
+class ActivationForm(str, Enum):
     """How the blocks of a kernel ask for the input that they all load."""
 
-    ROWS = "whole rows by loads"
-    COPIES = "whole rows by copies into shared memory"
-    FRAGMENTS = "operands of tensor cores"  # 64 bytes of each of eight rows by a warp
+    COALESCED = "whole rows by loads"
+    CP_ASYNC = "whole rows by copies into shared memory"
+    MMA_FRAGMENTS = "operands of tensor cores"  # 64 bytes of each of eight rows by a warp
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +65,9 @@ class Pass:
 
     num_address_loads: int = 0  # L2 round trips in series before the reads can be asked for
     num_dependent_loads: int = 0  # L2 round trips in series before arithmetic, that of the input included
-    input_bytes_per_block: int = 0  # activations that each block reads from L2 before it can multiply
-    later_input_bytes_per_block: int = 0  # further ones, which come slot by slot with what is read
-    input_form: InputForm = InputForm.ROWS
+    activation_bytes_per_block: int = 0  # activations that each block reads from L2 before it can multiply
+    streamed_activation_bytes_per_block: int = 0  # further ones, which come slot by slot with what is read
+    activation_form: ActivationForm = ActivationForm.COALESCED
     reads: tuple[Read, ...] = ()
     written_bytes: int = 0  # state and cache written back to HBM
     flops: float = 0.0
@@ -81,7 +76,7 @@ class Pass:
     num_blocks: int = 0  # blocks that take part, when not all of the kernel's do
     num_tensor_core_setups: int = 0  # scales, pipeline fill, TMEM allocation, in series
     num_tile_epilogues: int = 0  # of one block in series, two block reductions long each, beside the stream
-    num_products_in_series: int = 0  # of a warp, each adding to the sums of the one before, once its operands are there
+    num_dependent_mmas: int = 0  # of a warp, each adding to the sums of the one before, once its operands are there
     num_stages: int = 0  # of a warp in series beside the stream, each ending with sums over the warp
     stage_instructions: int = 0  # of a warp, in each
     num_block_reductions: int = 0  # in series, after the stream
@@ -108,18 +103,18 @@ class Work:
     carve_out_percent: int | None = 100  # of an SM's shared memory at its largest that it asks for; None: the driver's
     ring_slots: int = 0  # of the load pipeline: the last slot's arithmetic begins when its bytes are there; 0: unknown
     register_loads: bool = False  # weights to registers by loads: what follows is asked for behind them
-    triggers_behind_loads: bool = False  # lets the next launch in when it has asked for them
-    all_resident: bool = False  # blocks start together, or wait for one another: none is done before all have started
-    straight_instructions: int = 0  # of a warp behind its wait, where it grows with rows; 0: machine_code_counts.py
-    queues: bool = False  # all bytes in flight are asked for at once, and others' trips to L2 wait behind them
+    triggers_after_loads: bool = False  # lets the next launch in when it has asked for them
+    co_resident: bool = False  # blocks start together, or wait for one another: none is done before all have started
+    serial_instructions: int = 0  # of a warp behind its wait, where it grows with rows; 0: machine_code_counts.py
+    deep_prefetch: bool = False  # all bytes in flight are asked for at once, and others' trips to L2 wait behind them
     sent_bytes_per_peer: int = 0  # payload each peer receives
     polled_slots: int = 0  # that each poller waits for one after the other, 0: those of all ranks
     prefetches: bool = False  # its reads only fill L2, for kernels that ask for the same regions later
 
     @property
-    def asks_first(self) -> bool:
+    def trigger_waits_for_loads(self) -> bool:
         """Whether it lets the next launch in behind its early reads, when it has asked for the last of them."""
-        return self.triggers_behind_loads or 0 < self.early_bytes_in_flight_per_block < self.bytes_in_flight_per_block
+        return self.triggers_after_loads or 0 < self.early_bytes_in_flight_per_block < self.bytes_in_flight_per_block
 
     def read_bytes(self) -> int:
         """HBM bytes read when L2 holds nothing."""

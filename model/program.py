@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from k3sim.model.architecture import Architecture
 from k3sim.model.layout import Layout, Matrix, Workload, expert_slice, rank_matrices, rank_shapes
-from k3sim.model.paths import HEAD, START, Path, Row
 from k3sim.model.routing import expected_busiest_rank_experts, expected_distinct_experts
+from k3sim.model.step import HEAD, START, Path, Row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def build_program(
     def add(row: Row, layer: int, kind: str, sources: int, next_layer: int | None) -> None:
         inside = 0 <= layer < architecture.num_layers
         snapshot = inside and architecture.is_snapshot(layer)
-        if not row.applies(path.switches, layout, dims["kda_heads"], dims["rows"], snapshot=snapshot):
+        if not path.applies(row, layout, dims["kda_heads"], dims["rows"], snapshot=snapshot):
             return
         names = {**dims, "sources": sources}
         if inside:

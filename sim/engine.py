@@ -16,15 +16,15 @@ from typing import Any
 import simpy
 
 from k3sim.kernels.costs import work_of
-from k3sim.kernels.machine_code_counts import CODE_BYTES, PRICED_INSTRUCTIONS, STRAIGHT_INSTRUCTIONS
-from k3sim.kernels.work import Barrier, InputForm, Pass, Read, ReadKind, Unit, Work
+from k3sim.kernels.machine_code_counts import CODE_BYTES, ICACHE_MISS_INSTRUCTIONS, SERIAL_INSTRUCTIONS
+from k3sim.kernels.work import ActivationForm, Barrier, Pass, Read, ReadKind, Unit, Work
 from k3sim.model.program import Call, Program
-from k3sim.sim.fabric import Exchange, Fabric
+from k3sim.sim.components.fabric import Exchange, Fabric
+from k3sim.sim.components.memory import Memory, StreamLimit, bytes_per_us, picoseconds
+from k3sim.sim.components.occupancy import Occupancy, Placement, Share, warps_of
+from k3sim.sim.components.skew import Paces, Skew, expected_maximum_of_normals
 from k3sim.sim.machine import Machine
-from k3sim.sim.memory import Memory, StreamLimit, bytes_per_us, picoseconds
-from k3sim.sim.skew import Paces, Skew, expected_maximum_of_normals
-from k3sim.sim.sm_slots import Placement, Share, SmSlots, warps_of
-from k3sim.sim.timeline import KernelRun, Phase, Span, Timeline
+from k3sim.sim.timeline.timeline import KernelRun, Phase, Span, Timeline
 
 Steps = Generator[simpy.Event, Any, None]
 
@@ -87,7 +87,7 @@ class _Gpu:
 
     def __init__(self, env: simpy.Environment, machine: Machine) -> None:
         self.memory = Memory(env, machine)
-        self.slots = SmSlots(env, machine)
+        self.slots = Occupancy(env, machine)
         self.variance_ps2 = 0.0  # of the rank's time since the last exchange, for expected skew
         self._code: dict[str, int] = {}  # of kernels in the order of their last launch
 
@@ -153,25 +153,26 @@ class _Engine:
 
         # Machine primitives in picoseconds, once.
         self.launch_ps = picoseconds(machine.launch_latency_s)
-        self.early_launch_ps = picoseconds(machine.early_launch_s)
+        self.early_launch_ps = picoseconds(machine.pdl_trigger_to_launch_s)
         self.refill_ps = picoseconds(machine.block_refill_s)
         self.fork_ps = picoseconds(machine.fork_s)
-        self.entry_ps = picoseconds(machine.kernel_entry_s)
-        self.tail_ps = picoseconds(machine.block_tail_s)
-        self.held_tail_ps = picoseconds(machine.held_block_tail_s)
+        self.entry_ps = picoseconds(machine.kernel_prologue_s)
+        self.tail_ps = picoseconds(machine.kernel_exit_cold_s)
+        self.held_tail_ps = picoseconds(machine.kernel_exit_warm_s)
         self.warp_sum_ps = picoseconds(machine.warp_sum_s)
-        self.flush_ps = picoseconds(machine.completion_flush_s)
+        self.flush_ps = picoseconds(machine.grid_completion_s)
         self.handoff_ps = picoseconds(machine.counter_handoff_s)
         self.num_sms = int(machine.num_sms)
         self.hbm_latency_ps = picoseconds(machine.hbm_latency_s)
         self.reduction_ps = picoseconds(machine.block_reduction_s)
         self.setup_ps = picoseconds(machine.tensor_core_setup_s)
-        self.product_chain_ps = picoseconds(machine.product_chain_s)
+        self.product_chain_ps = picoseconds(machine.dependent_mma_s)
         self.visibility_ps = picoseconds(machine.nvlink_visibility_s)
         self.slot_ps = picoseconds(machine.slot_visibility_s)
         self.barrier_ps = {
             Barrier.NONE: 0,
             Barrier.CLUSTER: picoseconds(machine.cluster_sync_s),
+            Barrier.CLUSTER_RELEASE: 2 * picoseconds(machine.cluster_sync_s),
             Barrier.GRID: picoseconds(machine.grid_barrier_s),
             Barrier.LAST: picoseconds(machine.last_block_s),
             Barrier.LAUNCH: self.tail_ps + self.flush_ps + self.launch_ps + self.entry_ps,
@@ -185,7 +186,7 @@ class _Engine:
         for call in calls:
             state = self.states[rank, call.index]
             # What a programmatic launch joins from another stream lets it in by its trigger too: capture makes all
-            # edges of such a node programmatic (stamps of blocks: the tail begins before the shared columns are sent).
+            # edges of such a node programmatic (timestamps of blocks: the tail begins before the shared columns are sent).
             # Its wait is for the end of all of them.
             before, let_in = [self.states[rank, index] for index in call.after], []
             if previous is not None:
@@ -248,7 +249,7 @@ class _Engine:
         placement = gpu.slots.place(work, held) if work.registers_per_thread else None
         if placement is not None and not placement.on:
             waited = True
-            left_by = yield placement.whole if work.all_resident else placement.begun
+            left_by = yield placement.whole if work.co_resident else placement.begun
             self.span(run, Phase.SM_SLOTS, left_by, int(env.now))
         if launches:
             # A launch that waits for room is ready when there is some. The first wave: later blocks are dispatched
@@ -272,7 +273,7 @@ class _Engine:
             env.process(self.start_rest(room, placement, held.blocks, work.passes[first], call, state))
         ahead: dict[int, _Stream | None] = {first: self.start_early(room, work.passes[first])}
         if call.trigger == "start" and started:
-            if work.asks_first:
+            if work.trigger_waits_for_loads:
                 env.process(self.trigger_when_asked(room, state))
             else:
                 self.trigger(state)
@@ -310,7 +311,7 @@ class _Engine:
             )
 
         room.in_waves = (
-            placement is not None and placement.missing > 0 and not (work.all_resident or both_ways)
+            placement is not None and placement.missing > 0 and not (work.co_resident or both_ways)
         )
         if placement is not None and not room.in_waves and not placement.whole.processed:
             left_by = yield placement.whole
@@ -396,7 +397,7 @@ class _Engine:
             room.resident_blocks = num_blocks
         yield self.env.timeout(self.refill_ps + self.entry_ps)
         if call.trigger == "start":
-            if room.work.asks_first:
+            if room.work.trigger_waits_for_loads:
                 yield from self.trigger_when_asked(room, state)
             else:
                 self.trigger(state)
@@ -477,8 +478,8 @@ class _Engine:
         env, gpu, run, pace = self.env, room.gpu, room.run, room.pace
         limit = self.limit(room, one)
         loads_ps = 0
-        if one.num_dependent_loads or one.input_bytes_per_block:
-            input_ps = self.input_ps(room, one, one.input_bytes_per_block)
+        if one.num_dependent_loads or one.activation_bytes_per_block:
+            input_ps = self.input_ps(room, one, one.activation_bytes_per_block)
             loads_ps = round(pace * (one.num_dependent_loads * gpu.memory.latency_ps() + input_ps))
         setup_ps = round(pace * one.num_tensor_core_setups * self.setup_ps)
         stream, rest = _Stream(), self.late_reads(one, early)
@@ -544,7 +545,7 @@ class _Engine:
             self.span(run, Phase.LATENCY, -1, -1)
         stage_ps = self.stage_ps(room, one)
         compute_ps = self.compute_ps(one, min(one.num_blocks or room.work.num_blocks, self.num_sms))
-        beside_ps = self.input_ps(room, one, one.later_input_bytes_per_block)
+        beside_ps = self.input_ps(room, one, one.streamed_activation_bytes_per_block)
         compute_ps = round(pace * max(compute_ps, one.num_stages * stage_ps, beside_ps))
         left_ps = max(start_ps, asked_ps + loads_ps) + compute_ps - int(env.now)
         last_ps = compute_ps * self.last_slot(room.work, one)
@@ -567,10 +568,10 @@ class _Engine:
         machine = self.machine
         blocks = min(room.resident_blocks, one.num_blocks or room.work.num_blocks)
         of_an_sm, of_all = {
-            InputForm.ROWS: (machine.l2_input_bytes_per_s_per_sm, math.inf),
-            InputForm.COPIES: (machine.l2_input_bytes_per_s_per_sm, machine.l2_read_bytes_per_s),
-            InputForm.FRAGMENTS: (machine.l2_fragment_bytes_per_s_per_sm, machine.l2_fragment_bytes_per_s),
-        }[one.input_form]
+            ActivationForm.COALESCED: (machine.l2_input_bytes_per_s_per_sm, math.inf),
+            ActivationForm.CP_ASYNC: (machine.l2_input_bytes_per_s_per_sm, machine.l2_read_bytes_per_s),
+            ActivationForm.MMA_FRAGMENTS: (machine.l2_fragment_bytes_per_s_per_sm, machine.l2_fragment_bytes_per_s),
+        }[one.activation_form]
         return 1e12 * num_bytes * max(-(-blocks // self.num_sms) / of_an_sm, blocks / of_all)
 
     def last_slot(self, work: Work, one: Pass) -> float:
@@ -602,7 +603,7 @@ class _Engine:
             blocks = min(blocks, started)
         resident = min(blocks, room.resident_blocks if started is None else started)
         in_flight = self.in_flight_bytes(room, resident, early=early)
-        limit = room.gpu.memory.limit(blocks, resident, in_flight, queues=room.work.queues)
+        limit = room.gpu.memory.limit(blocks, resident, in_flight, deep_prefetch=room.work.deep_prefetch)
         if room.pace == 1.0:
             return limit
         return StreamLimit(
@@ -649,7 +650,7 @@ class _Engine:
                 pieces.append((read, num_bytes))
         on_the_way = resident * self.in_flight_bytes(room, resident, early=True)
         asking_ps = 0
-        if room.work.triggers_behind_loads:
+        if room.work.triggers_after_loads:
             each = room.work.bytes_in_flight_per_block * (per_sm or -(-resident // self.num_sms))
             asking_ps = round(each * 1e12 / self.machine.hbm_bytes_per_s_per_sm)
         self.env.process(self.read_early(room.gpu, stream, pieces, limit, on_the_way, asking_ps))
@@ -772,7 +773,7 @@ class _Engine:
     def compute_ps(self, one: Pass, sms: int) -> float:
         """Arithmetic of a pass on the SMs that run it, or its longest chain where that takes longer."""
         chain_ps = max(
-            2 * one.num_tile_epilogues * self.reduction_ps, one.num_products_in_series * self.product_chain_ps
+            2 * one.num_tile_epilogues * self.reduction_ps, one.num_dependent_mmas * self.product_chain_ps
         )
         return max(self.flops_ps(one, sms), chain_ps)
 
@@ -800,14 +801,14 @@ class _Engine:
         machine = self.machine
         if not self.code_bytes[call.index]:
             return 0.0
-        if fetched := PRICED_INSTRUCTIONS.get(call.operator, 0):
+        if fetched := ICACHE_MISS_INSTRUCTIONS.get(call.operator, 0):
             # A drawn machine may have the one slower than the other.
             more_s = max(0.0, machine.cold_instruction_s - machine.instruction_s)
             return 1e12 * fetched * more_s if fetches else 0.0
         warps = warps_of(work) * -(-num_blocks // self.num_sms)
         issue_s = warps / SCHEDULERS / machine.sm_clock_hz
         each_s = max(issue_s, machine.cold_instruction_s if fetches else machine.instruction_s)
-        return 1e12 * each_s * (work.straight_instructions or STRAIGHT_INSTRUCTIONS.get(call.operator, 0))
+        return 1e12 * each_s * (work.serial_instructions or SERIAL_INSTRUCTIONS.get(call.operator, 0))
 
     def flops_ps(self, one: Pass, sms: int) -> float:
         machine = self.machine

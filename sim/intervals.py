@@ -18,7 +18,8 @@ from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
-from k3sim.model.paths import Path
+from k3sim.model.names import first_named
+from k3sim.model.step import Path
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import Question, predict
 
@@ -40,7 +41,7 @@ def draw_machines(machine: Machine, num_draws: int = NUM_DRAWS, seed: int = 0) -
         if isinstance(value, bool) or origin.low == origin.high:
             continue
         # A generator for each field: a profile whose other values change draws this one as before.
-        generator = random.Random(f"{seed} {name}")
+        generator = random.Random(f"{seed} {first_named('machine value', name)}")
         slices = generator.sample(range(num_draws), num_draws)
         for values, place in zip(drawn, slices, strict=True):
             deviation = _NORMAL.inv_cdf((place + 1e-9 + (1 - 2e-9) * generator.random()) / num_draws)

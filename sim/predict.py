@@ -12,14 +12,15 @@ from functools import cached_property
 from k3sim.kernels.costs import work_of
 from k3sim.model.architecture import Architecture
 from k3sim.model.layout import Layout, Workload
-from k3sim.model.paths import SWITCHES, Path, find_path
+from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.program import Program, build_program
+from k3sim.model.step import Path
+from k3sim.sim.components.skew import Skew
 from k3sim.sim.engine import simulate
-from k3sim.sim.fold import Cell, Fold, cells, expand, fold_layers, folded_step_ps
 from k3sim.sim.machine import Machine
-from k3sim.sim.skew import Skew
-from k3sim.sim.timeline import PS_PER_US, Timeline
-from k3sim.sim.waits import Part, Segment, critical_path, cut, waits_ps
+from k3sim.sim.timeline.critical_path import Part, Segment, critical_path, cut, waits_ps
+from k3sim.sim.timeline.fold import Cell, Fold, cells, expand, fold_layers, folded_step_ps
+from k3sim.sim.timeline.timeline import PS_PER_US, Timeline
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import pytest
 from k3sim.ask import parse_side
 from k3sim.cli import main
 from k3sim.errors import UserError
-from k3sim.kernels.check import Checked
+from k3sim.kernels.harness.check import Checked
 from k3sim.options import Options
 
 ROOT = Path(__file__).parents[1]
@@ -64,15 +64,18 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("--machine xyzzy", ["unknown machine 'xyzzy'", "ends in .json"]),
         ("--machine ''", ["unknown machine ''"]),
         ("--machine nothing.json", ["cannot read machine profile nothing.json", "No such file"]),
-        ("--path fusd", ["unknown path 'fusd'", "did you mean fused", "stock, fused, persistent"]),
+        ("--path fusd", ["unknown path 'fusd'", "did you mean fused", "stock, fused, megakernel"]),
         (
-            "--with weld",
-            ["unknown switch 'weld'", "did you mean welded", "size-matched, welded, shared-routing, prefetch"],
+            "--with allreduce",
+            [
+                "unknown switch 'allreduce'", "did you mean fused-allreduce",
+                "low-batch-kernels, fused-allreduce, sharded-router, l2-prefetch",
+            ],
         ),
-        ("--without xyzzy", ["unknown switch 'xyzzy'", "accepted: size-matched"]),
-        ("--with welded --without welded", ["'welded' is given to both --with and --without"]),
-        ("--path stock --with welded", ["path 'stock' has no switches"]),
-        ("--path persistent --without welded", ["path 'persistent' has no switches"]),
+        ("--without xyzzy", ["unknown switch 'xyzzy'", "accepted: low-batch-kernels"]),
+        ("--with fused-allreduce --without fused-allreduce", ["'fused-allreduce' is given to both --with and --without"]),
+        ("--path stock --with fused-allreduce", ["path 'stock' has no switches"]),
+        ("--path megakernel --without fused-allreduce", ["path 'megakernel' has no switches"]),
         ("--tp 3", ["tp=3", "accepted: 1, 2, 4, 8, 16, 32"]),
         ("--tp 64", ["tp=64", "accepted: 1, 2, 4, 8, 16, 32"]),
         ("--tp 0", ["tp=0", "accepted: 1, 2, 4, 8, 16, 32"]),
@@ -121,8 +124,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(capsys: Capture, out: Path, op
         ("compare path=stock nonsense", ["'nonsense'", "not key=value", "machine, tp"]),
         ("compare path=stock tp=x", ["tp is 'x'", "whole number"]),
         ("compare path=stock speed=1", ["unknown key 'speed'", "accepted: machine"]),
-        ("compare path=stock with=weld", ["did you mean welded"]),
-        ("compare path=stock path=stock,with=welded", ["has no switches"]),
+        ("compare path=stock with=allreduce", ["did you mean fused-allreduce"]),
+        ("compare path=stock path=stock,with=fused-allreduce", ["has no switches"]),
         ("compare tp=8 machine=gb200,tp=8", ["gb200", "would fit"]),
         ("machines nope", ["unknown machine 'nope'"]),
         ("machines a b", ["unexpected extra argument"]),
@@ -260,7 +263,7 @@ def test_a_run_prints_a_table_and_writes_four_whole_files(capsys: Capture, out: 
     assert run("timeline", "--concurrency", "1", "--out", str(out)) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    for word in ("tp16ep1dcp1", "tok/s/user", "fused", "stock", "persistent", str(out / "timeline.html")):
+    for word in ("tp16ep1dcp1", "tok/s/user", "fused", "stock", "megakernel", str(out / "timeline.html")):
         assert word in captured.out
     assert {path.name for path in out.iterdir()} == FILES
     assert all(path.stat().st_size > 0 for path in out.iterdir())
@@ -288,9 +291,9 @@ def test_json_is_the_only_thing_on_standard_output(capsys: Capture, out: Path) -
 @pytest.mark.parametrize(
     "options",
     [
-        "--concurrency 4 --context 100 --kv-dtype bf16 --without prefetch --routing-skew 0.5 --no-skew",
-        "--machine b300 --tp 8 --ep 2 --dcp 4 --dp 2 --with welded --with prefetch --pad-experts --seed 3",
-        "--path persistent",
+        "--concurrency 4 --context 100 --kv-dtype bf16 --without l2-prefetch --routing-skew 0.5 --no-skew",
+        "--machine b300 --tp 8 --ep 2 --dcp 4 --dp 2 --with fused-allreduce --with l2-prefetch --pad-experts --seed 3",
+        "--path megakernel",
     ],
 )
 def test_the_command_in_the_document_reproduces_it(capsys: Capture, out: Path, options: str) -> None:
@@ -305,7 +308,7 @@ def test_the_command_in_the_document_reproduces_it(capsys: Capture, out: Path, o
 def test_a_comparison_writes_three_files_and_its_command_reproduces_it(capsys: Capture, out: Path) -> None:
     arguments = [
         "path=stock,tp=8",
-        "with=welded+prefetch",
+        "with=fused-allreduce+l2-prefetch",
         "--machine",
         "b300",
         "--tp",
@@ -320,7 +323,7 @@ def test_a_comparison_writes_three_files_and_its_command_reproduces_it(capsys: C
     assert run("compare", *arguments, "--json") == 0
     first = json.loads(capsys.readouterr().out)
     assert {path.name for path in out.iterdir()} == {"compare.json", "compare.html", "compare.pftrace"}
-    assert first["before"]["path"] == "stock" and first["after"]["switches"] == ["prefetch", "welded"]
+    assert first["before"]["path"] == "stock" and first["after"]["switches"] == ["fused-allreduce", "l2-prefetch"]
     assert first["speedup"] == pytest.approx(first["before"]["step_us"] / first["after"]["step_us"])
     assert sum(first["waits_delta_us"].values()) == pytest.approx(
         first["after"]["step_us"] - first["before"]["step_us"]
@@ -340,8 +343,8 @@ def test_a_comparison_writes_three_files_and_its_command_reproduces_it(capsys: C
 
 
 def test_a_side_states_what_it_changes() -> None:
-    options = Options(machine="h200", kv_dtype="bf16", with_switches=("welded", "prefetch"), context=5)
-    assert options.side() == "machine=h200,context=5,kv-dtype=bf16,with=welded+prefetch"
+    options = Options(machine="h200", kv_dtype="bf16", with_switches=("fused-allreduce", "l2-prefetch"), context=5)
+    assert options.side() == "machine=h200,context=5,kv-dtype=bf16,with=fused-allreduce+l2-prefetch"
     assert parse_side(options.side(), Options()) == options
     assert Options().side() == ""
     with pytest.raises(UserError, match="not key=value"):
@@ -405,7 +408,7 @@ def test_check_prints_a_line_a_case_and_fails_with_one(
             on_case(one)
         return list(CHECKED[:number])
 
-    monkeypatch.setattr("k3sim.kernels.check.check", check)
+    monkeypatch.setattr("k3sim.kernels.harness.check.check", check)
     assert run("kernels", "check", "lm_head", "--replays", "7", "--seed", "3") == status
     assert asked == {"operators": ["lm_head"], "num_replays": 7, "seed": 3}
     lines = capsys.readouterr().out.splitlines()
@@ -456,7 +459,7 @@ def test_bench_prints_recorded_times_as_a_table(capsys: Capture, monkeypatch: py
         on_row(ROW)
         return document
 
-    monkeypatch.setattr("k3sim.kernels.measure.measure", measure)
+    monkeypatch.setattr("k3sim.kernels.harness.measure.measure", measure)
     arguments = ("kernels", "bench", "--budget-s", "60", "--resume", "--out", "x.json")
     assert run(*arguments) == 0
     captured = capsys.readouterr()

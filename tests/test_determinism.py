@@ -38,7 +38,7 @@ def run(folder: Path, hash_seed: str, *options: str) -> dict[str, bytes]:
     return {"stdout": done.stdout, **{name: (folder / "out" / name).read_bytes() for name in NAMES}}
 
 
-@pytest.mark.parametrize("options", ["", "--tp 4 --skew --seed 7 --concurrency 3 --path persistent"])
+@pytest.mark.parametrize("options", ["", "--tp 4 --skew --seed 7 --concurrency 3 --path megakernel"])
 def test_two_runs_give_the_same_bytes(tmp_path: Path, small: str, options: str) -> None:
     first = run(tmp_path / "a", "1", *options.split(), *(["--model", small] if options else []))
     second = run(tmp_path / "b", "2", *options.split(), *(["--model", small] if options else []))

@@ -22,17 +22,17 @@ from typing import Any
 
 import pytest
 
-from k3sim.calibrate.calibration import check_document
-from k3sim.calibrate.check import check as check_stored
-from k3sim.kernels.bench import Timing
-from k3sim.kernels.cases import Case, Timed
-from k3sim.kernels.check import Checked
-from k3sim.kernels.machine_code import KernelCode
-from k3sim.kernels.measure import measure_cases
+from k3sim.calibrate.compare.check import check as check_stored
+from k3sim.calibrate.fit.calibration import check_document
+from k3sim.kernels.harness.bench import Timing
+from k3sim.kernels.harness.cases import Case, Timed
+from k3sim.kernels.harness.check import Checked
+from k3sim.kernels.harness.measure import measure_cases
+from k3sim.kernels.toolchain.machine_code import KernelCode
 from k3sim.model.paths import PATH_NAMES, SWITCHES
-from k3sim.sim.machine import load_machine
-from k3sim.sim.timeline import Phase
-from k3sim.sim.waits import Part
+from k3sim.sim.profile import load_machine
+from k3sim.sim.timeline.critical_path import Part
+from k3sim.sim.timeline.timeline import Phase
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

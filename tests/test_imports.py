@@ -90,13 +90,13 @@ def test_what_predicts_needs_no_gpu_package(path: Path) -> None:
 def test_the_table_refuses_each_step_to_the_right() -> None:
     for part, name in (
         ("model", "k3sim.kernels.work.Work"),
-        ("model", "k3sim.sim.timeline.Timeline"),
+        ("model", "k3sim.sim.timeline.timeline.Timeline"),
         ("model", "k3sim.Options"),
         ("cost", "k3sim.sim.machine.Machine"),
         ("cost", "k3sim.kernels.skinny_gemv.launch.skinny_gemv"),
         ("kernels", "k3sim.sim.machine.Machine"),
         ("sim", "k3sim.kernels.skinny_gemv.reference.skinny_gemv"),
-        ("sim", "k3sim.calibrate.fit"),
+        ("sim", "k3sim.calibrate.fit.fit"),
         ("calibrate", "k3sim.cli.app"),
     ):
         assert not allows(part, name), f"{part} may import {name}"

@@ -11,12 +11,12 @@ import pytest
 import k3sim
 from k3sim.errors import UserError
 from k3sim.report import Report, dump_json
-from k3sim.sim.waits import Part
+from k3sim.sim.timeline.critical_path import Part
 
 SUMMARY = {"step_us", "tokens_per_second_per_user", "floor_us", "hbm_busy_fraction", "waits_us"}
 KEYS = SUMMARY | {
     "schema_version", "model", "machine", "layout", "path", "switches", "concurrency", "context", "kv_dtype", "seed",
-    "skew", "routing_skew", "stock", "fused", "persistent", "speedup_over_stock", "switches_added", "switches_removed",
+    "skew", "routing_skew", "stock", "fused", "megakernel", "speedup_over_stock", "switches_added", "switches_removed",
     "critical_path", "stages", "command", "machine_values", "not_modelled", "files",
 }  # fmt: skip
 STAGE = ["rank", "layer", "kind", "stage", "stream", "start_us", "end_us"]
@@ -38,13 +38,13 @@ def test_every_promised_key_is_there(document: dict[str, Any]) -> None:
     assert document["schema_version"] == 1
     assert (document["model"], document["machine"], document["layout"]) == ("kimi-k3", "gb300", "tp16ep1dcp1")
     assert (document["path"], document["concurrency"], document["context"], document["seed"]) == ("fused", 2, 1000, 0)
-    assert document["switches"] == ["size-matched", "welded", "shared-routing", "prefetch"]
+    assert document["switches"] == ["low-batch-kernels", "fused-allreduce", "sharded-router", "l2-prefetch"]
     assert document["skew"] == "expected"
     assert document["files"] == {"json": "a.json"}
 
 
 def test_each_path_has_the_same_summary(document: dict[str, Any]) -> None:
-    for name in ("stock", "fused", "persistent"):
+    for name in ("stock", "fused", "megakernel"):
         assert set(document[name]) == SUMMARY
     assert document["fused"] == {key: document[key] for key in SUMMARY}
 
@@ -53,7 +53,7 @@ def test_intervals_are_added_where_they_are_asked_for(report: Report) -> None:
     asked = report.with_intervals(2)
     document = json.loads(dump_json(asked.to_dict()))
     assert set(document) == set(report.to_dict()) | {"step_us_interval"}
-    for one in (document, document["stock"], document["fused"], document["persistent"]):
+    for one in (document, document["stock"], document["fused"], document["megakernel"]):
         low, high = one["step_us_interval"]
         assert low <= one["step_us"] <= high
         assert low < high
@@ -65,7 +65,7 @@ def test_intervals_are_added_where_they_are_asked_for(report: Report) -> None:
 
 
 def test_waits_sum_to_the_step(document: dict[str, Any]) -> None:
-    for one in (document, document["stock"], document["persistent"]):
+    for one in (document, document["stock"], document["megakernel"]):
         assert sum(one["waits_us"].values()) == pytest.approx(one["step_us"], rel=1e-12)
         assert set(one["waits_us"]) <= {part.value for part in Part}
         assert one["tokens_per_second_per_user"] == pytest.approx(1e6 / one["step_us"])
@@ -120,7 +120,7 @@ def test_sampled_skew_has_all_ranks(tmp_path: Path) -> None:
     for name in ("kda_layers", "full_attn_layers"):
         text["linear_attn_config"][name] = [layer for layer in text["linear_attn_config"][name] if layer <= 6]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    report = k3sim.predict(model=str(tmp_path), tp=4, path="persistent", skew=True, seed=2)
+    report = k3sim.predict(model=str(tmp_path), tp=4, path="megakernel", skew=True, seed=2)
     frame = report.frame()
     assert sorted(frame["rank"].unique()) == list(range(4))
     assert len(set(frame.groupby("rank").size())) == 1

@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate import located_json
-from k3sim.calibrate.commands import asked
+from k3sim.calibrate.compare.commands import asked
 from k3sim.calibrate.located_json import Located
 from k3sim.errors import UserError
 from k3sim.kernels.costs import COSTS
-from k3sim.sim.machine import machine_names
+from k3sim.sim.profile import machine_names
 
 FOLDER = Path(__file__).parent
 SCHEMA_VERSION = 1
@@ -245,7 +245,7 @@ def _loop(document: Located, at: Keys) -> dict[str, Any]:
 
 
 def _ladder(document: Located, at: Keys) -> Ladder:
-    from k3sim.calibrate.ladders import PARTS
+    from k3sim.calibrate.compare.ladders import PARTS
 
     names = ("id", "title", "source", "hardware", "engine", "unit", "unknown", "command")
     keys_of(document, at, (*names, "date", "layers", "steps"))

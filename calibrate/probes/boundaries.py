@@ -14,7 +14,7 @@ KERNEL empty() {}
 KERNEL empty_pdl() { pdl_wait(); pdl_trigger(); }
 KERNEL write_rows(uint4* out) { out[blockIdx.x * blockDim.x + threadIdx.x] = make_uint4(1, 2, 3, 4); }
 
-KERNEL node(u64* stamps, const uint4* in, uint4* out, int spin, int wait) {
+KERNEL node(u64* timestamps, const uint4* in, uint4* out, int spin, int wait) {
   u64 t0 = clk(), t1 = t0;
   if (wait) { pdl_wait(); t1 = clk(); pdl_trigger(); }
   u32 i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -25,7 +25,7 @@ KERNEL node(u64* stamps, const uint4* in, uint4* out, int spin, int wait) {
   if (out) out[i] = v;
   __syncthreads();
   if (threadIdx.x == 0) {
-    u64 *s = stamps + 16 * blockIdx.x, t3 = clk();
+    u64 *s = timestamps + 16 * blockIdx.x, t3 = clk();
     s[0] = t0; s[1] = t1; s[2] = t2; s[3] = t3; s[4] = gtime();
   }
 }
@@ -71,16 +71,16 @@ def node_periods(gpu: Gpu, recorder: Recorder) -> None:
 
 
 def boundaries(gpu: Gpu, recorder: Recorder) -> None:
-    """From the last stamp of a producer to the first of its consumer; the producer reads, waits, writes.
+    """From the last timestamp of a producer to the first of its consumer; the producer reads, waits, writes.
 
     Isolates: launch and release of a graph edge, by the last block's end and the first block's entry (with PDL: the
     end of its wait), for grids of 1 to 1,056 blocks, with room for both kernels on an SM and without. Could mislead:
-    stamps of two SMs are compared on a timer that steps by 32 ns (averaged over the graph's nodes); the producer's
-    stores are in the way between its last stamp and its end; grids of several H200 differ by up to 0.06 us.
+    timestamps of two SMs are compared on a timer that steps by 32 ns (averaged over the graph's nodes); the producer's
+    stores are in the way between its last timestamp and its end; grids of several H200 differ by up to 0.06 us.
     """
     nodes, most = 24, 8 * gpu.num_sms
     width = 16 * most
-    stamps, buffers = gpu.zeros(nodes * width), [gpu.zeros(1 << 20) for _ in range(2)]
+    timestamps, buffers = gpu.zeros(nodes * width), [gpu.zeros(1 << 20) for _ in range(2)]
 
     def case(
         blocks: tuple[int, int], pdl: bool, threads: int, writes: bool, smem: tuple[int, int] = (0, 0)
@@ -90,7 +90,7 @@ def boundaries(gpu: Gpu, recorder: Recorder) -> None:
         def body() -> None:
             for i in range(nodes):
                 target = buffers[1 - i % 2] if writes else ctypes.c_uint64(0)
-                args = (stamps[i * width :], buffers[i % 2], target, spin, int(pdl))
+                args = (timestamps[i * width :], buffers[i % 2], target, spin, int(pdl))
                 gpu.launch("node", blocks[i % 2], threads, args, smem=smem[i % 2], pdl=pdl and i > 0)
 
         graph = gpu.graph(body)
@@ -101,7 +101,7 @@ def boundaries(gpu: Gpu, recorder: Recorder) -> None:
             for _ in range(recorder.replays):
                 gpu.replay(graph)
                 gpu.stream.synchronize()
-                rows = stamps.cpu().numpy().reshape(nodes, most, 16)
+                rows = timestamps.cpu().numpy().reshape(nodes, most, 16)
                 before, after = rows[2:-1:2, : blocks[0]], rows[3::2, : blocks[1]]
                 end = clocks.us(before[..., 3], before[..., 3], before[..., 4]).max(1)
                 entry = clocks.us(after[..., 0], after[..., 3], after[..., 4])
@@ -150,7 +150,7 @@ def joins(gpu: Gpu, recorder: Recorder) -> None:
     """The edge behind a join of two streams, by the grid and by which of the two branches ends last.
 
     Isolates: kernels that read 4 KB a block, spin and write; ``join`` is from the later end of both branches to the
-    first instruction behind them. Could mislead: as ``boundaries``, stamps of two SMs are compared on a timer of 32 ns;
+    first instruction behind them. Could mislead: as ``boundaries``, timestamps of two SMs are compared on a timer of 32 ns;
     both branches begin together, and no branch streams; an edge into a kernel of two predecessors is a full one, so
     nothing here starts early.
     """
@@ -167,14 +167,14 @@ def _fork_and_join(
     rounds, most = 8, gpu.num_sms
     width = 16 * most
     side = gpu.torch.cuda.Stream()
-    stamps, buffers = gpu.zeros(3 * rounds * width), [gpu.zeros(1 << 17) for _ in range(3)]
+    timestamps, buffers = gpu.zeros(3 * rounds * width), [gpu.zeros(1 << 17) for _ in range(3)]
 
     def body() -> None:
         driver, main = gpu.driver, gpu.stream.cuda_stream
         disable_timing = 2
         for r in range(rounds):
             begun, ended = (gpu.call(driver.cuEventCreate(disable_timing)) for _ in range(2))
-            slots = [stamps[(3 * r + i) * width :] for i in range(3)]
+            slots = [timestamps[(3 * r + i) * width :] for i in range(3)]
             gpu.launch("node", blocks, 256, (slots[0], buffers[0], buffers[0], 2000, 0))
             gpu.call(driver.cuEventRecord(begun, main))
             gpu.call(driver.cuStreamWaitEvent(side.cuda_stream, begun, 0))
@@ -190,7 +190,7 @@ def _fork_and_join(
         for _ in range(recorder.replays):
             gpu.replay(graph)
             gpu.stream.synchronize()
-            rows = stamps.cpu().numpy().reshape(rounds, 3, most, 16)[:, :, :blocks]
+            rows = timestamps.cpu().numpy().reshape(rounds, 3, most, 16)[:, :, :blocks]
             entry = clocks.us(rows[..., 0], rows[..., 3], rows[..., 4]).min(-1)
             end = clocks.us(rows[..., 3], rows[..., 3], rows[..., 4]).max(-1)
             same.append((entry[:, 1] - end[:, 0]).mean())

@@ -9,7 +9,7 @@ from k3sim.calibrate.probes.recorder import Recorder
 
 SOURCE = r"""
 // Behind its wait: loads in series of words that the kernel before stored, each warp's line another one; sums over
-// warps in series, and meetings at which every warp leaves a number and each thread adds up those of all; then the
+// warps in series, and barriers at which every warp leaves a number and each thread adds up those of all; then the
 // first `stored` threads store.
 template <int LOADS, int SUMS, int MEETINGS> DEV void chained(const u32* in, u32* out, int stored) {
   __shared__ float part[2][16];
@@ -108,15 +108,15 @@ def chained(gpu: Gpu, recorder: Recorder) -> None:
     """
     buffers = [gpu.zeros(1 << 20, "int32") for _ in range(2)]
 
-    def case(blocks: int, threads: int, loads: int, sums: int = 0, meetings: int = 0, stored: int = 32) -> None:
+    def case(blocks: int, threads: int, loads: int, sums: int = 0, barriers: int = 0, stored: int = 32) -> None:
         def launch(number: int) -> None:
             args = (buffers[number % 2], buffers[1 - number % 2], stored)
-            gpu.launch(f"chained_{loads}_{sums}_{meetings}", blocks, threads, args, pdl=True)
+            gpu.launch(f"chained_{loads}_{sums}_{barriers}", blocks, threads, args, pdl=True)
 
         recorder.record(
             "chained",
             {
-                "blocks": blocks, "threads": threads, "loads": loads, "warp_sums": sums, "meetings": meetings,
+                "blocks": blocks, "threads": threads, "loads": loads, "warp_sums": sums, "barriers": barriers,
                 "stored_bytes_per_block": 4 * stored,
             },
             _period(gpu, recorder, launch),
@@ -130,8 +130,8 @@ def chained(gpu: Gpu, recorder: Recorder) -> None:
     for sums in (4, 8):
         case(sms, 256, 1, sums=sums)
         case(sms, 448, 1, sums=sums)
-    for meetings in (1, 4, 8):
-        case(sms, 256, 1, meetings=meetings)
+    for barriers in (1, 4, 8):
+        case(sms, 256, 1, barriers=barriers)
     for stored in (8, 256):
         case(sms, 256, 1, stored=stored)
 

@@ -29,7 +29,7 @@ KERNEL clock_edges(u64* out, int edges) {  // per block: SM, then (globaltimer, 
 class Clocks:
     """Rate of the SM clock against %globaltimer, and the step of that timer.
 
-    Clocks of different GPCs run apart by 1e-4, so a kernel stamps its own SM's clock, and once, at its end, both
+    Clocks of different GPCs run apart by 1e-4, so a kernel timestamps its own SM's clock, and once, at its end, both
     timers. Steps of 32 ns are taken as if they were exact; readings are averaged over a graph's nodes.
     """
 
@@ -48,7 +48,7 @@ class Clocks:
         self.hz = float(numpy.median(self.rates))
 
     def us(self, clock: Any, end_clock: Any, end_ns: Any) -> Any:
-        """Time of a clock stamp on %globaltimer, from a later stamp of both."""
+        """Time of a clock timestamp on %globaltimer, from a later timestamp of both."""
         # Nanoseconds since 1970 leave a float 0.25 us: take off the origin before.
         return (end_ns - self.origin_ns) / 1e3 - (end_clock - clock) / self.hz * 1e6
 
@@ -56,7 +56,7 @@ class Clocks:
 def clock_report(gpu: Gpu, recorder: Recorder) -> None:
     """SM clock against %globaltimer, on every SM.
 
-    Isolates: two pairs of stamps far apart, nothing between. Could mislead: an idle card has not raised its clock (the
+    Isolates: two pairs of timestamps far apart, nothing between. Could mislead: an idle card has not raised its clock (the
     first launches are thrown away), and a loaded one may lower it, which shows in each case's ``sm_clock_hz``.
     """
     def sampler() -> dict[str, tuple[str, Any]]:

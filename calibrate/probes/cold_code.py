@@ -25,12 +25,12 @@ def _straight(kib: int, seed: int) -> str:
 
 def _kernel(kib: int, seed: int) -> str:
     return (
-        f"KERNEL straight_code_{kib}(u32* out, u64* stamps) {{\n"
+        f"KERNEL straight_code_{kib}(u32* out, u64* timestamps) {{\n"
         "  u32 a0 = threadIdx.x, a1 = (u32)clk(), a2 = blockIdx.x, a3 = a0 ^ a1;  // nothing that a compiler knows\n"
         "  __syncthreads();\n  u64 from = clk();\n"
         f"{_straight(kib, seed)}\n"
         "  *(volatile u32*)(out + blockIdx.x * blockDim.x + threadIdx.x) = a0 ^ a1 ^ a2 ^ a3;\n"
-        "  u64 to = clk();\n  if (threadIdx.x == 0) stamps[blockIdx.x] = to - from;\n}\n"
+        "  u64 to = clk();\n  if (threadIdx.x == 0) timestamps[blockIdx.x] = to - from;\n}\n"
     )
 
 
@@ -61,19 +61,19 @@ def cold_code(gpu: Gpu, recorder: Recorder) -> None:
     ``warm`` is the fetching. Could mislead: code without branches is what a fetcher does best; eight warps run the same
     code side by side, so the first of them pays for all; in a step the fetch also queues behind data on its way.
     """
-    stamps, out, sms = gpu.zeros(gpu.num_sms), gpu.zeros(256 * gpu.num_sms, "int32"), gpu.num_sms
+    timestamps, out, sms = gpu.zeros(gpu.num_sms), gpu.zeros(256 * gpu.num_sms, "int32"), gpu.num_sms
     count = ctypes.c_uint64(FLUSH_BYTES // 16)
 
     def case(kib: int, threads: int, state: str) -> None:
         other, flushed = STATES[state]
 
         def body() -> None:
-            gpu.launch(f"straight_code_{kib}", sms, threads, (out, stamps))
+            gpu.launch(f"straight_code_{kib}", sms, threads, (out, timestamps))
             if other:
-                gpu.launch(f"straight_code_{OTHER_KIB}", sms, 128, (out, stamps))
+                gpu.launch(f"straight_code_{OTHER_KIB}", sms, 128, (out, timestamps))
             if flushed:
                 gpu.launch("read_through", 8 * sms, 256, (gpu.data, count, out))
-            gpu.launch(f"straight_code_{kib}", sms, threads, (out, stamps))
+            gpu.launch(f"straight_code_{kib}", sms, threads, (out, timestamps))
 
         graph = gpu.graph(body)
 
@@ -83,7 +83,7 @@ def cold_code(gpu: Gpu, recorder: Recorder) -> None:
             for _ in range(recorder.replays // 2):
                 gpu.replay(graph)
                 gpu.stream.synchronize()
-                cycles = stamps.cpu().numpy()
+                cycles = timestamps.cpu().numpy()
                 run.append(float(sorted(cycles)[sms // 2]))
                 slowest.append(float(cycles.max()))
             return {"run": ("cycle", run), "slowest": ("cycle", slowest)}

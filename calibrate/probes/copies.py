@@ -13,7 +13,7 @@ READS_IN_FLIGHT = 4  # of the eight slots of copy_bulk; the other four are on th
 SOURCE = r"""
 // One thread keeps four reads of `chunk` bytes under way, and up to four stores of what came. Of each four chunks the
 // first `stored` go to the same place of dst.
-KERNEL copy_bulk(const char* src, char* dst, u64 span, u64 total, int chunk, int stored, u64* stamps) {
+KERNEL copy_bulk(const char* src, char* dst, u64 span, u64 total, int chunk, int stored, u64* timestamps) {
   extern __shared__ __align__(128) char ring[];
   __shared__ u64 bars[8];
   if (threadIdx.x) return;
@@ -51,12 +51,12 @@ KERNEL copy_bulk(const char* src, char* dst, u64 span, u64 total, int chunk, int
     }
   }
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-  stamps[2 * blockIdx.x] = begin;
-  stamps[2 * blockIdx.x + 1] = gtime();
+  timestamps[2 * blockIdx.x] = begin;
+  timestamps[2 * blockIdx.x + 1] = gtime();
 }
 
 // Plain loads and stores, four of 16 bytes a thread at a time, of which the first `stored` are stored.
-KERNEL copy_loads(const uint4* src, uint4* dst, u64 count, int stored, u64* stamps) {
+KERNEL copy_loads(const uint4* src, uint4* dst, u64 count, int stored, u64* timestamps) {
   u64 begin = gtime(), batch = (u64)blockDim.x * 4;
   u32 acc = 0;
   for (u64 i = blockIdx.x * batch + threadIdx.x; i + batch <= count + threadIdx.x; i += gridDim.x * batch) {
@@ -71,16 +71,16 @@ KERNEL copy_loads(const uint4* src, uint4* dst, u64 count, int stored, u64* stam
   }
   depend(acc);
   __syncthreads();
-  if (threadIdx.x == 0) { stamps[2 * blockIdx.x] = begin; stamps[2 * blockIdx.x + 1] = gtime(); }
+  if (threadIdx.x == 0) { timestamps[2 * blockIdx.x] = begin; timestamps[2 * blockIdx.x + 1] = gtime(); }
 }
-KERNEL fill(uint4* dst, u64 count, u64* stamps) {
+KERNEL fill(uint4* dst, u64 count, u64* timestamps) {
   u64 begin = gtime();
   for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < count; i += (u64)gridDim.x * blockDim.x) {
     u32 v = ((u32)i * 2654435761u) & 0x7fffffff;
     dst[i] = make_uint4(v, v ^ 0x2c1b3c6d, v ^ 0x297a2d39, v ^ 0x1b873593);
   }
   __syncthreads();
-  if (threadIdx.x == 0) { stamps[2 * blockIdx.x] = begin; stamps[2 * blockIdx.x + 1] = gtime(); }
+  if (threadIdx.x == 0) { timestamps[2 * blockIdx.x] = begin; timestamps[2 * blockIdx.x + 1] = gtime(); }
 }
 """
 
@@ -95,7 +95,7 @@ def copies(gpu: Gpu, recorder: Recorder) -> None:
     than those left in L2; with few bytes in flight the ring's stores hold its slots, so reads in flight are fewer than
     stated.
     """
-    sms, stamps, half = gpu.num_sms, gpu.zeros(4096), 2**30
+    sms, timestamps, half = gpu.num_sms, gpu.zeros(4096), 2**30
     target = gpu.data[half // 4 :]
 
     def case(form: str, in_flight: int, blocks: int, stored: int, in_place: bool, graph: Any, num_bytes: int) -> None:
@@ -110,7 +110,7 @@ def copies(gpu: Gpu, recorder: Recorder) -> None:
                 "written_of_four": stored,
                 "in_place": in_place,
             },
-            lambda: {"moved_rate": ("B/s", span_rate(gpu, graph, stamps, blocks, moved, recorder.replays // 2))},
+            lambda: {"moved_rate": ("B/s", span_rate(gpu, graph, timestamps, blocks, moved, recorder.replays // 2))},
         )
 
     def bulk(kib: int, blocks: int, stored: int, *, in_place: bool = False) -> None:
@@ -119,7 +119,7 @@ def copies(gpu: Gpu, recorder: Recorder) -> None:
         expected = min(4.2e12, blocks * kib * 1024 / 0.9e-6, blocks * 50e9)
         total = int(min(window, max(expected * 0.6e-3, 2e8))) // chunk * chunk
         into = gpu.data if in_place else target
-        args = (gpu.data, into, ctypes.c_uint64(window), ctypes.c_uint64(total), chunk, stored, stamps)
+        args = (gpu.data, into, ctypes.c_uint64(window), ctypes.c_uint64(total), chunk, stored, timestamps)
         graph = gpu.graph(lambda: gpu.launch("copy_bulk", blocks, 32, args, smem=BLOCK_BYTES))
         case("bulk", chunk * READS_IN_FLIGHT, blocks, stored, in_place, graph, total)
 
@@ -135,7 +135,7 @@ def copies(gpu: Gpu, recorder: Recorder) -> None:
     def loads(threads: int, blocks: int, stored: int, *, in_place: bool = False) -> None:
         count = half // 16 // (threads * 4) * threads * 4
         into = gpu.data if in_place else target
-        args = (gpu.data, into, ctypes.c_uint64(count), stored, stamps)
+        args = (gpu.data, into, ctypes.c_uint64(count), stored, timestamps)
         graph = gpu.graph(lambda: gpu.launch("copy_loads", blocks, threads, args))
         case("loads", 64 * threads * max(1, blocks // sms), blocks, stored, in_place, graph, count * 16)
 
@@ -146,5 +146,5 @@ def copies(gpu: Gpu, recorder: Recorder) -> None:
         loads(threads, sms, 4)
 
     count = half // 16
-    graph = gpu.graph(lambda: gpu.launch("fill", 2 * sms, 1024, (target, ctypes.c_uint64(count), stamps)))
+    graph = gpu.graph(lambda: gpu.launch("fill", 2 * sms, 1024, (target, ctypes.c_uint64(count), timestamps)))
     case("fill", 0, 2 * sms, 4, False, graph, half)

@@ -275,12 +275,12 @@ def compile_probes(major: int, minor: int, source: str) -> bytes:
     return bytes(cubin)
 
 
-def span_rate(gpu: Gpu, graph: Any, stamps: Any, blocks: int, num_bytes: float, count: int) -> list[float]:
+def span_rate(gpu: Gpu, graph: Any, timestamps: Any, blocks: int, num_bytes: float, count: int) -> list[float]:
     """Bytes per second of each replay, from the first block's start to the last block's end."""
     rates = []
     for _ in range(count):
         gpu.replay(graph)
         gpu.stream.synchronize()
-        times = stamps[: 2 * blocks].cpu().numpy().reshape(-1, 2)
+        times = timestamps[: 2 * blocks].cpu().numpy().reshape(-1, 2)
         rates.append(1e9 * num_bytes / float(times[:, 1].max() - times[:, 0].min()))
     return rates

@@ -8,15 +8,15 @@ from k3sim.calibrate.probes.gpu import BLOCK_BYTES, Gpu, span_rate
 from k3sim.calibrate.probes.recorder import Recorder
 
 SOURCE = r"""
-KERNEL stream_bulk(const char* src, u64 span, u64 total, int chunk, int stages, u64* stamps) {
+KERNEL stream_bulk(const char* src, u64 span, u64 total, int chunk, int stages, u64* timestamps) {
   if (threadIdx.x) return;
   u64 begin = gtime();
   stream(src, span, total, chunk, stages, blockIdx.x, gridDim.x);
-  stamps[2 * blockIdx.x] = begin;
-  stamps[2 * blockIdx.x + 1] = gtime();
+  timestamps[2 * blockIdx.x] = begin;
+  timestamps[2 * blockIdx.x + 1] = gtime();
 }
 
-template <int U, bool EVICT_FIRST> DEV void stream_loads(const uint4* src, u64 count, u64* stamps) {
+template <int U, bool EVICT_FIRST> DEV void stream_loads(const uint4* src, u64 count, u64* timestamps) {
   u64 begin = gtime(), batch = (u64)blockDim.x * U, policy = 0;
   u32 acc = 0;
   if (EVICT_FIRST) asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -35,7 +35,7 @@ template <int U, bool EVICT_FIRST> DEV void stream_loads(const uint4* src, u64 c
   }
   depend(acc);
   __syncthreads();
-  if (threadIdx.x == 0) { stamps[2 * blockIdx.x] = begin; stamps[2 * blockIdx.x + 1] = gtime(); }
+  if (threadIdx.x == 0) { timestamps[2 * blockIdx.x] = begin; timestamps[2 * blockIdx.x + 1] = gtime(); }
 }
 #define LOADS(U) KERNEL stream_loads_##U(const uint4* s, u64 n, u64* t) { stream_loads<U, false>(s, n, t); }
 LOADS(1) LOADS(2) LOADS(4) LOADS(8)
@@ -52,7 +52,7 @@ def hbm_streams(gpu: Gpu, recorder: Recorder) -> None:
     1 ms stream); eight copies of 1 to 2 KiB are bound by their issue and not by bytes in flight; 96 SMs stream more
     slowly than 64, since blocks are then unequal between GPCs; no write is among the traffic.
     """
-    sms, stamps = gpu.num_sms, gpu.zeros(4096)
+    sms, timestamps = gpu.num_sms, gpu.zeros(4096)
     span = 2**31
 
     def bulk(kib: float, stages: int, blocks: int, probe: str) -> None:
@@ -60,12 +60,12 @@ def hbm_streams(gpu: Gpu, recorder: Recorder) -> None:
         window = span // (chunk * blocks) * chunk * blocks
         expected = min(4.2e12, blocks * kib * 1024 / 0.7e-6, blocks * 60e9)
         total = int(min(window, max(expected * 1e-3, 4e8))) // chunk * chunk
-        args = (gpu.data, ctypes.c_uint64(window), ctypes.c_uint64(total), chunk, stages, stamps)
+        args = (gpu.data, ctypes.c_uint64(window), ctypes.c_uint64(total), chunk, stages, timestamps)
         graph = gpu.graph(lambda: gpu.launch("stream_bulk", blocks, 32, args, smem=BLOCK_BYTES))
         recorder.record(
             probe,
             {"bytes_in_flight_per_sm": chunk * stages, "stages": stages, "blocks": blocks},
-            lambda: {"read_rate": ("B/s", span_rate(gpu, graph, stamps, blocks, total, recorder.replays))},
+            lambda: {"read_rate": ("B/s", span_rate(gpu, graph, timestamps, blocks, total, recorder.replays))},
         )
 
     for kib in (0.5, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192):
@@ -78,14 +78,14 @@ def hbm_streams(gpu: Gpu, recorder: Recorder) -> None:
 
     def loads(threads: int, unroll: int, blocks: int, probe: str, num_bytes: int) -> None:
         count = num_bytes // 16 // (threads * unroll) * threads * unroll
-        args = (gpu.data, ctypes.c_uint64(count), stamps)
+        args = (gpu.data, ctypes.c_uint64(count), timestamps)
         graph = gpu.graph(lambda: gpu.launch(f"stream_loads_{unroll}", blocks, threads, args))
         per_sm = 16 * threads * unroll * max(1, blocks // sms)
         recorder.record(
             probe,
             {"bytes_in_flight_per_sm": per_sm, "threads": threads, "loads": unroll, "blocks": blocks},
             lambda: {
-                "read_rate": ("B/s", span_rate(gpu, graph, stamps, blocks, count * 16, recorder.replays))
+                "read_rate": ("B/s", span_rate(gpu, graph, timestamps, blocks, count * 16, recorder.replays))
             },
         )
 

@@ -11,7 +11,7 @@ from k3sim.calibrate.probes.recorder import Recorder
 SOURCE = r"""
 // All blocks walk the tiles of a region `iters` times. Tiles change hands from one round to the next unless
 // their number is a multiple of the grid.
-template <int U> DEV void l2_read(const uint4* src, int tiles, int iters, u64* stamps) {
+template <int U> DEV void l2_read(const uint4* src, int tiles, int iters, u64* timestamps) {
   u64 begin = gtime();
   u32 acc = 0, tile = blockIdx.x % tiles;
   for (u64 g = blockIdx.x; g < (u64)tiles * iters; g += gridDim.x) {
@@ -26,7 +26,7 @@ template <int U> DEV void l2_read(const uint4* src, int tiles, int iters, u64* s
   }
   depend(acc);
   __syncthreads();
-  if (threadIdx.x == 0) { stamps[2 * blockIdx.x] = begin; stamps[2 * blockIdx.x + 1] = gtime(); }
+  if (threadIdx.x == 0) { timestamps[2 * blockIdx.x] = begin; timestamps[2 * blockIdx.x + 1] = gtime(); }
 }
 KERNEL l2_read_4(const uint4* s, int tiles, int iters, u64* t) { l2_read<4>(s, tiles, iters, t); }
 KERNEL l2_read_8(const uint4* s, int tiles, int iters, u64* t) { l2_read<8>(s, tiles, iters, t); }
@@ -53,7 +53,7 @@ def l2(gpu: Gpu, recorder: Recorder) -> None:
     L2, so its rate holds to larger regions than that of data all SMs read (``tiles_change_sm``); 8.7 MB whose parts
     change SM run above every larger region, not explained; hit and miss are told apart at 515 cycles, a gap of few.
     """
-    sms, stamps, lat = gpu.num_sms, gpu.zeros(4096), gpu.zeros(1 << 14, "int32")
+    sms, timestamps, lat = gpu.num_sms, gpu.zeros(4096), gpu.zeros(1 << 14, "int32")
     tile = {4: 65536, 8: 131072}
 
     def rate(unroll: int, tiles: int, blocks: int, probe: str, threads: int = 1024) -> None:
@@ -61,8 +61,8 @@ def l2(gpu: Gpu, recorder: Recorder) -> None:
         iters = max(4, int(200e-6 * (5e12 if blocks > 1 else 8e10) / num_bytes))
 
         def body() -> None:
-            gpu.launch(name, blocks, threads, (gpu.data, tiles, 3, stamps))
-            gpu.launch(name, blocks, threads, (gpu.data, tiles, iters, stamps))
+            gpu.launch(name, blocks, threads, (gpu.data, tiles, 3, timestamps))
+            gpu.launch(name, blocks, threads, (gpu.data, tiles, iters, timestamps))
 
         graph = gpu.graph(body)
         recorder.record(
@@ -77,7 +77,7 @@ def l2(gpu: Gpu, recorder: Recorder) -> None:
             lambda: {
                 "read_rate": (
                     "B/s",
-                    span_rate(gpu, graph, stamps, blocks, num_bytes * iters, recorder.replays),
+                    span_rate(gpu, graph, timestamps, blocks, num_bytes * iters, recorder.replays),
                 )
             },
         )
@@ -101,12 +101,12 @@ def l2(gpu: Gpu, recorder: Recorder) -> None:
                 # Clean start, then the region, then other traffic, from places not read for long.
                 at = (64 + (trial * 131 + streamed_mib * 7) % 1500) << 18
                 sweep = ctypes.c_uint64((160 << 20) // 16)
-                gpu.launch("stream_loads_4", sms, 512, (gpu.data[at : at + 1], sweep, stamps))
-                gpu.launch("l2_read_4", sms, 1024, (gpu.data, region_mib * 16, reads, stamps))
+                gpu.launch("stream_loads_4", sms, 512, (gpu.data[at : at + 1], sweep, timestamps))
+                gpu.launch("l2_read_4", sms, 1024, (gpu.data, region_mib * 16, reads, timestamps))
                 if streamed_mib:
                     other = at + (170 << 18)
                     count = ctypes.c_uint64((streamed_mib << 20) // 16)
-                    gpu.launch(name, sms, 512, (gpu.data[other : other + 1], count, stamps))
+                    gpu.launch(name, sms, 512, (gpu.data[other : other + 1], count, timestamps))
                 gpu.launch("sample", sms, 1, (gpu.data, region_mib * 8192, lat, steps, 977 * trial + 13))
                 readings = lat[: sms * steps].cpu().numpy()
                 kept.append(float((readings < 515).mean()))  # L2 far ends near 500, HBM begins near 530

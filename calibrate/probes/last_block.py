@@ -10,7 +10,7 @@ from k3sim.calibrate.probes.recorder import Recorder
 
 SOURCE = r"""
 // Each block stores 4 KB and takes a ticket; the last one reads 4 KB that lie among all blocks' stores.
-KERNEL last_block(uint4* partial, u32* counter, u64* stamps, int fence) {
+KERNEL last_block(uint4* partial, u32* counter, u64* timestamps, int fence) {
   __shared__ u32 ticket;
   u32 i = blockIdx.x * blockDim.x + threadIdx.x;
   u64 t0 = clk();
@@ -32,7 +32,7 @@ KERNEL last_block(uint4* partial, u32* counter, u64* stamps, int fence) {
     t2 = clk();
   }
   if (threadIdx.x == 0) {
-    u64* s = stamps + 8 * blockIdx.x;
+    u64* s = timestamps + 8 * blockIdx.x;
     s[0] = t0; s[1] = t1; s[2] = t2; s[3] = gtime(); s[4] = last;
   }
 }
@@ -43,7 +43,7 @@ def last_block(gpu: Gpu, recorder: Recorder) -> None:
     """From the last block's arrival to what it reads of all others, through one counter in L2.
 
     Isolates: each block stores, takes a ticket, and only the last reads; ``ticket`` is store to ticket in one block's
-    own clock, ``arrival_to_loaded`` the whole barrier from the latest first stamp of all blocks. Could mislead: all
+    own clock, ``arrival_to_loaded`` the whole barrier from the latest first timestamp of all blocks. Could mislead: all
     blocks arrive within the time that launching them takes, and their tickets queue at one address; in a kernel they
     are further apart; a fence of every thread (``fence``) waits for stores that the release of one thread covers, too;
     the barrier compares two SMs' clocks.
@@ -52,12 +52,12 @@ def last_block(gpu: Gpu, recorder: Recorder) -> None:
 
     nodes, threads, most = 16, 256, 2 * gpu.num_sms
     width = 8 * most
-    stamps, partial, counter = gpu.zeros(nodes * width), gpu.zeros(most * threads * 2), gpu.zeros(4, "int32")
+    timestamps, partial, counter = gpu.zeros(nodes * width), gpu.zeros(most * threads * 2), gpu.zeros(4, "int32")
 
     def case(blocks: int, fence: bool) -> None:
         def body() -> None:
             for node in range(nodes):
-                gpu.launch("last_block", blocks, threads, (partial, counter, stamps[node * width :], int(fence)))
+                gpu.launch("last_block", blocks, threads, (partial, counter, timestamps[node * width :], int(fence)))
 
         graph = gpu.graph(body)
 
@@ -67,7 +67,7 @@ def last_block(gpu: Gpu, recorder: Recorder) -> None:
             for _ in range(recorder.replays):
                 gpu.replay(graph)
                 gpu.stream.synchronize()
-                rows = stamps.cpu().numpy().reshape(nodes, most, 8)[1:, :blocks]
+                rows = timestamps.cpu().numpy().reshape(nodes, most, 8)[1:, :blocks]
                 last = rows[numpy.arange(nodes - 1), rows[..., 4].argmax(1)]
                 tickets.append((last[:, 1] - last[:, 0]).mean())
                 loads.append((last[:, 2] - last[:, 1]).mean())

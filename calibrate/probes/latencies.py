@@ -45,7 +45,7 @@ KERNEL chase(const u32* base, u32* state, u32* lat, int steps, int passes, int s
 // Blocks 0 and 1 measure while the others stream (total = 0: nobody does). mode 0: block 0 loads a line that
 // is not in L2 and then the same line again. mode 1: blocks 0 and 1 hand over 16 bytes through a flag in turn.
 KERNEL loaded(const char* src, u64 span, u64 total, int chunk, int stages, const u32* probe, u32 lines,
-              u32* lat, int steps, u32* flags, u64* stamps, int mode) {
+              u32* lat, int steps, u32* flags, u64* timestamps, int mode) {
   if (threadIdx.x) return;
   __shared__ u32 samples[1024];
   u64 begin = gtime();
@@ -82,8 +82,8 @@ KERNEL loaded(const char* src, u64 span, u64 total, int chunk, int stages, const
       if (blockIdx.x == 0) for (int i = 0; i < steps; ++i) lat[i] = samples[i];
     }
   }
-  stamps[2 * blockIdx.x] = begin;
-  stamps[2 * blockIdx.x + 1] = gtime();
+  timestamps[2 * blockIdx.x] = begin;
+  timestamps[2 * blockIdx.x + 1] = gtime();
 }
 """
 
@@ -102,7 +102,7 @@ def latencies(gpu: Gpu, recorder: Recorder) -> None:
     """Pointer chases of one thread in L2 and in HBM.
 
     Isolates: each load's address comes from the load before, so nothing overlaps; a mean over the chain holds no clock
-    reading, single loads (stamped, about 20 cycles more) give the two groups of near and far lines. Could mislead: a
+    reading, single loads (timestamped, about 20 cycles more) give the two groups of near and far lines. Could mislead: a
     mean over near and far is neither; lines that others wrote are read more slowly the first time; regions above a few
     hundred MiB add page-table walks; one thread's load ends with its own line, where a block waits for the slowest of
     its lines.
@@ -111,7 +111,7 @@ def latencies(gpu: Gpu, recorder: Recorder) -> None:
 
     torch, sms = gpu.torch, gpu.num_sms
     arena = torch.randint(0, 2**31 - 1, (2**28,), dtype=torch.int32, device="cuda")  # 1 GiB
-    state, lat, stamps = gpu.zeros(4, "int32"), gpu.zeros(1 << 16, "int32"), gpu.zeros(4096)
+    state, lat, timestamps = gpu.zeros(4, "int32"), gpu.zeros(1 << 16, "int32"), gpu.zeros(4096)
 
     def chase(steps: int, passes: int, sm: int, warm: int) -> None:
         args = (arena, state, lat, steps, passes, sm, ctypes.c_uint64(warm))
@@ -147,7 +147,7 @@ def latencies(gpu: Gpu, recorder: Recorder) -> None:
         arena[: lines * 32 : 32] = cycle(gpu, lines)
         state.zero_()
         # Lines that were written in part are read slowly the first time: write them back.
-        gpu.launch("stream_loads_4", sms, 512, (gpu.data, ctypes.c_uint64(2**28 // 16), stamps))
+        gpu.launch("stream_loads_4", sms, 512, (gpu.data, ctypes.c_uint64(2**28 // 16), timestamps))
 
         def resident(lines: int = lines) -> dict[str, tuple[str, Any]]:
             single, plain = [], []
@@ -167,7 +167,7 @@ def latencies(gpu: Gpu, recorder: Recorder) -> None:
         def cold() -> dict[str, tuple[str, Any]]:
             single, plain = [], []
             for _ in range(max(4, recorder.replays // 10)):
-                gpu.launch("stream_loads_4", sms, 512, (gpu.data, ctypes.c_uint64(2**28 // 16), stamps))
+                gpu.launch("stream_loads_4", sms, 512, (gpu.data, ctypes.c_uint64(2**28 // 16), timestamps))
                 chase(2048, 1, 0, 0)
                 readings = lat[:2049].cpu().numpy()
                 single.append(readings[:-1])
@@ -186,10 +186,10 @@ def beside_stream(gpu: Gpu, recorder: Recorder) -> None:
     that waits does not.
     """
     blocks = gpu.num_sms
-    lat, stamps, flags = gpu.zeros(1 << 16, "int32"), gpu.zeros(4096), gpu.zeros(256, "int32")
+    lat, timestamps, flags = gpu.zeros(1 << 16, "int32"), gpu.zeros(4096), gpu.zeros(256, "int32")
     arena = gpu.torch.randint(0, 2**31 - 1, (2**24,), dtype=gpu.torch.int32, device="cuda")  # 64 MiB
     # What was written just now would be read from L2.
-    gpu.launch("stream_loads_4", blocks, 512, (gpu.data, ctypes.c_uint64(2**28 // 16), stamps))
+    gpu.launch("stream_loads_4", blocks, 512, (gpu.data, ctypes.c_uint64(2**28 // 16), timestamps))
 
     def beside(mode: int, in_flight: int) -> None:
         steps, stages = (60, 4) if mode else (150, 4)
@@ -211,9 +211,9 @@ def beside_stream(gpu: Gpu, recorder: Recorder) -> None:
             first, second, turns, rates, inside = [], [], [], [], []
             for _ in range(recorder.replays // 3):
                 flags.zero_()
-                gpu.launch("loaded", blocks, 32, (*args, steps, flags, stamps, mode), smem=BLOCK_BYTES)
+                gpu.launch("loaded", blocks, 32, (*args, steps, flags, timestamps, mode), smem=BLOCK_BYTES)
                 readings = lat[: 2 * steps].cpu().numpy()
-                times = stamps[: 2 * blocks].cpu().numpy().reshape(-1, 2)
+                times = timestamps[: 2 * blocks].cpu().numpy().reshape(-1, 2)
                 first.append(readings[0::2])
                 second.append(readings[1::2])
                 turns.append(readings[:steps] / 2)

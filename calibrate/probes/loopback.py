@@ -29,7 +29,7 @@ template <int SLOTS> DEV void await_push(const char* p, u64 slot_bytes, u32 v) {
 }
 // ping[slot][16 bytes of each thread], pong alike. own: a block polls what it pushed. Otherwise the second half of the
 // blocks polls ping and answers in pong, thread by thread, so that a round is two pushes.
-template <int SLOTS> DEV void push_rounds(char* ping, char* pong, u64* stamps, int rounds, int own, u32 base) {
+template <int SLOTS> DEV void push_rounds(char* ping, char* pong, u64* timestamps, int rounds, int own, u32 base) {
   u32 half = own ? gridDim.x : gridDim.x / 2;
   bool answers = blockIdx.x >= half;
   u64 slot_bytes = (u64)half * blockDim.x * 16, mine = ((blockIdx.x % half) * blockDim.x + threadIdx.x) * 16ull;
@@ -43,7 +43,7 @@ template <int SLOTS> DEV void push_rounds(char* ping, char* pong, u64* stamps, i
     if (!answers) await_push<SLOTS>(in, slot_bytes, i);
   }
   __syncthreads();
-  if (threadIdx.x == 0) stamps[blockIdx.x] = clk() - from;
+  if (threadIdx.x == 0) timestamps[blockIdx.x] = clk() - from;
 }
 #define PUSHES(N) KERNEL push_rounds_##N(char* ping, char* pong, u64* s, int rounds, int own, u32 base) \
   { push_rounds<N>(ping, pong, s, rounds, own, base); }
@@ -63,7 +63,7 @@ def loopback(gpu: Gpu, recorder: Recorder) -> None:
     already polling when the push begins and its loads share the way with the stores, which in a step are polled for
     longer or not yet; the kernels alternate between buffers, here lines are written again.
     """
-    stamps, rounds = gpu.zeros(4096), ROUNDS
+    timestamps, rounds = gpu.zeros(4096), ROUNDS
     ping, pong = gpu.zeros(1 << 18), gpu.zeros(1 << 18)  # 2 MiB each
 
     def case(slots: int, blocks: int, threads: int, own: bool) -> None:
@@ -74,10 +74,10 @@ def loopback(gpu: Gpu, recorder: Recorder) -> None:
             pong.zero_()
             base = 0
             for _ in range(recorder.replays // 4):
-                args = (ping, pong, stamps, rounds, int(own), base)
+                args = (ping, pong, timestamps, rounds, int(own), base)
                 gpu.launch(f"push_rounds_{slots}", grid, threads, args, smem=BLOCK_BYTES)
                 base += rounds
-                cycles = float(stamps[:grid].float().mean().item())
+                cycles = float(timestamps[:grid].float().mean().item())
                 readings.append(cycles / rounds / (1 if own else 2))
             hz = Clocks(gpu).hz
             return {"one_way": ("us", [1e6 * one / hz for one in readings])}

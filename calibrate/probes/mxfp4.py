@@ -28,7 +28,7 @@ DEV uint4 shared4(u32 at) {
 
 // A warp multiplies units of 16 outputs x 256 columns (2,048 bytes of codes, 128 of scales) out of shared memory, as
 // the first product of the experts does: read, decode, 16 products, scale, sum over columns.
-template <int MODE> DEV void mxfp4_loop(u32* out, u64* stamps, int iters) {
+template <int MODE> DEV void mxfp4_loop(u32* out, u64* timestamps, int iters) {
   extern __shared__ __align__(128) char ring[];
   u32 at = (u32)__cvta_generic_to_shared(ring), lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   for (u32 i = threadIdx.x; i < 7 * 16 * 2176 / 4 && i < 48000; i += blockDim.x)
@@ -89,11 +89,11 @@ template <int MODE> DEV void mxfp4_loop(u32* out, u64* stamps, int iters) {
   __syncthreads();
   u64 cycles = clk() - from;
   out[blockIdx.x * blockDim.x + threadIdx.x] = __float_as_uint(low) ^ __float_as_uint(high);
-  if (threadIdx.x == 0) stamps[blockIdx.x] = cycles;
+  if (threadIdx.x == 0) timestamps[blockIdx.x] = cycles;
 }
-KERNEL mxfp4_whole(u32* out, u64* stamps, int iters) { mxfp4_loop<0>(out, stamps, iters); }
-KERNEL mxfp4_products(u32* out, u64* stamps, int iters) { mxfp4_loop<1>(out, stamps, iters); }
-KERNEL mxfp4_decode(u32* out, u64* stamps, int iters) { mxfp4_loop<2>(out, stamps, iters); }
+KERNEL mxfp4_whole(u32* out, u64* timestamps, int iters) { mxfp4_loop<0>(out, timestamps, iters); }
+KERNEL mxfp4_products(u32* out, u64* timestamps, int iters) { mxfp4_loop<1>(out, timestamps, iters); }
+KERNEL mxfp4_decode(u32* out, u64* timestamps, int iters) { mxfp4_loop<2>(out, timestamps, iters); }
 """
 
 UNIT_WEIGHTS = 16 * 256
@@ -108,14 +108,14 @@ def mxfp4(gpu: Gpu, recorder: Recorder) -> None:
     are not all busy at once; a compiler other than that of the kernel orders the instructions.
     """
     sms, iters = gpu.num_sms, 200
-    out, stamps = gpu.zeros(sms * 512, "int32"), gpu.zeros(4096)
+    out, timestamps = gpu.zeros(sms * 512, "int32"), gpu.zeros(4096)
 
     def case(form: str, warps: int, blocks: int) -> None:
         def sampler() -> dict[str, tuple[str, Any]]:
             readings = []
             for _ in range(recorder.replays // 2):
-                gpu.launch(f"mxfp4_{form}", blocks, 32 * warps, (out, stamps, iters), smem=BLOCK_BYTES)
-                cycles = float(stamps[:blocks].float().mean().item())
+                gpu.launch(f"mxfp4_{form}", blocks, 32 * warps, (out, timestamps, iters), smem=BLOCK_BYTES)
+                cycles = float(timestamps[:blocks].float().mean().item())
                 readings.append(warps * iters * UNIT_WEIGHTS / cycles)
             return {"weights_per_clock": ("1", readings)}
 

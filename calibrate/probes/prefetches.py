@@ -12,12 +12,12 @@ SOURCE = r"""
 DEV void bulk_prefetch(const char* p, u32 size) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(p), "r"(size) : "memory");
 }
-KERNEL prefetch_issue(const char* src, int size, int count, u64* stamps) {
+KERNEL prefetch_issue(const char* src, int size, int count, u64* timestamps) {
   if (threadIdx.x) return;
   const char* p = src + (u64)blockIdx.x * count * size;
   u64 t0 = clk();
   for (int i = 0; i < count; ++i) bulk_prefetch(p + (u64)i * size, size);
-  stamps[blockIdx.x] = clk() - t0;
+  timestamps[blockIdx.x] = clk() - t0;
 }
 
 // One block on each SM. From a common start on, the first `issuers` blocks ask for their shares of `bytes`, the last
@@ -67,7 +67,7 @@ def prefetches(gpu: Gpu, recorder: Recorder) -> None:
     and brings lines in, so a share is of up to so much later; a line on its way counts as not there; beside a stream
     hits and misses overlap, 3 % of either on the other side; begin is exact to the 32 ns of the timer.
     """
-    sms, stamps, lat = gpu.num_sms, gpu.zeros(4096), gpu.zeros(1 << 12, "int32")
+    sms, timestamps, lat = gpu.num_sms, gpu.zeros(4096), gpu.zeros(1 << 12, "int32")
     turn = 0
 
     def cold() -> Any:
@@ -83,8 +83,8 @@ def prefetches(gpu: Gpu, recorder: Recorder) -> None:
         def sampler() -> dict[str, tuple[str, Any]]:
             readings = []
             for _ in range(recorder.replays // 4):
-                gpu.launch("prefetch_issue", blocks, 32, (cold(), size, count, stamps))
-                readings.append(float(stamps[:blocks].float().mean().item()) / count)
+                gpu.launch("prefetch_issue", blocks, 32, (cold(), size, count, timestamps))
+                readings.append(float(timestamps[:blocks].float().mean().item()) / count)
             return {"issue": ("cycle", readings)}
 
         parameters = {"bytes_each": size, "blocks": blocks, "requests": count}

@@ -13,9 +13,9 @@ SOURCE = r"""
 // Every warp but the last streams, with U loads of 16 bytes a thread on their way. The last one chases a ring of words
 // in L2 meanwhile, one trip after the other, and records the cycles of all and whether the others still streamed then.
 // No shared memory: with some, the driver gives all of it whatever the wish.
-template <int U> DEV void loads_and_trips(const uint4* src, u64 count, const u32* ring, int trips, u64* stamps) {
+template <int U> DEV void loads_and_trips(const uint4* src, u64 count, const u32* ring, int trips, u64* timestamps) {
   u32 threads = blockDim.x - 32;
-  u32* ended = (u32*)(stamps + 4 * gridDim.x) + 32 * blockIdx.x;
+  u32* ended = (u32*)(timestamps + 4 * gridDim.x) + 32 * blockIdx.x;
   if (threadIdx.x < threads) {
     u64 begin = gtime(), batch = (u64)threads * U;
     u32 acc = 0;
@@ -28,7 +28,7 @@ template <int U> DEV void loads_and_trips(const uint4* src, u64 count, const u32
     }
     depend(acc);
     if ((threadIdx.x & 31) == 0) atomicAdd(ended, 1u);
-    if (threadIdx.x == 0) { stamps[4 * blockIdx.x] = begin; stamps[4 * blockIdx.x + 1] = gtime(); }
+    if (threadIdx.x == 0) { timestamps[4 * blockIdx.x] = begin; timestamps[4 * blockIdx.x + 1] = gtime(); }
   } else if (threadIdx.x == threads && trips) {
     u64 until = clk() + 8000;  // the stream has settled
     while (clk() < until);
@@ -38,8 +38,8 @@ template <int U> DEV void loads_and_trips(const uint4* src, u64 count, const u32
     for (int i = 0; i < trips; ++i) at = load(ring + at);
     depend(at);
     u64 to = clk();
-    stamps[4 * blockIdx.x + 2] = to - from;
-    stamps[4 * blockIdx.x + 3] = load(ended) == 0;
+    timestamps[4 * blockIdx.x + 2] = to - from;
+    timestamps[4 * blockIdx.x + 3] = load(ended) == 0;
   }
 }
 #define LOADS_AND_TRIPS(U) extern "C" __global__ void __launch_bounds__(544, 1) loads_and_trips_##U( \
@@ -49,7 +49,7 @@ LOADS_AND_TRIPS(4) LOADS_AND_TRIPS(8) LOADS_AND_TRIPS(16)
 // Eight warps ask for U loads of 512 bytes each at once. FORM 0: a row each. FORM 1: as operands of mma.sync are, 64
 // bytes of each of eight rows, the other half of each line by the next load. FORM 2: those, and each brings the rest of
 // its line to L2.
-template <int FORM, int U> DEV void asked_at_once(const char* src, u64* stamps) {
+template <int FORM, int U> DEV void issue_burst(const char* src, u64* timestamps) {
   u32 lane = threadIdx.x & 31, row_bytes = U * 64, acc = 0;
   const char* at = src + ((u64)blockIdx.x * 8 + (threadIdx.x >> 5)) * U * 512;
   at += FORM ? (lane >> 2) * row_bytes + (lane & 3) * 16 : lane * 16;
@@ -71,12 +71,12 @@ template <int FORM, int U> DEV void asked_at_once(const char* src, u64* stamps) 
   depend(acc);
   u64 there = gtime();
   if (lane == 0) {
-    u64* s = stamps + 24 * blockIdx.x + 3 * (threadIdx.x >> 5);
+    u64* s = timestamps + 24 * blockIdx.x + 3 * (threadIdx.x >> 5);
     s[0] = begin; s[1] = asked; s[2] = there;
   }
 }
 #define ASKED(F) \
-  KERNEL asked_##F(const char* s, u64* t) { asked_at_once<F / 100, F % 100>(s, t); }
+  KERNEL asked_##F(const char* s, u64* t) { issue_burst<F / 100, F % 100>(s, t); }
 ASKED(8) ASKED(16) ASKED(24) ASKED(108) ASKED(116) ASKED(124) ASKED(208) ASKED(216) ASKED(224)
 
 // Holds every SM with the whole of its memory as shared for `spin` cycles and lets the next kernel in at once.
@@ -86,7 +86,7 @@ KERNEL carved_for_all(int spin) {
   while (clk() - from < spin);
 }
 // Blocks below `readers` read in four batches, each asked for at once and waited for.
-DEV void carved_for_less(const uint4* src, int readers, u64* stamps) {
+DEV void carved_for_less(const uint4* src, int readers, u64* timestamps) {
   u64 begin = gtime();
   if (blockIdx.x >= readers) return;
   u32 acc = 0;
@@ -100,7 +100,7 @@ DEV void carved_for_less(const uint4* src, int readers, u64* stamps) {
   }
   depend(acc);
   __syncthreads();
-  if (threadIdx.x == 0) { stamps[2 * blockIdx.x] = begin; stamps[2 * blockIdx.x + 1] = gtime(); }
+  if (threadIdx.x == 0) { timestamps[2 * blockIdx.x] = begin; timestamps[2 * blockIdx.x + 1] = gtime(); }
 }
 // Copies: the wish is a setting of the kernel.
 #define CARVED(W) extern "C" __global__ void __launch_bounds__(1024, 1) carved_##W( \
@@ -123,7 +123,7 @@ def register_loads(gpu: Gpu, recorder: Recorder) -> None:
     where every stream outlasted the trips.
     """
     sms = gpu.num_sms
-    stamps = gpu.zeros(20 * sms)
+    timestamps = gpu.zeros(20 * sms)
     words = 64 * sms
     ring = gpu.zeros(words, "int32")
     ring.copy_((gpu.torch.arange(words, device="cuda") + 32 * 97) % words)  # a line and more from word to word
@@ -132,7 +132,7 @@ def register_loads(gpu: Gpu, recorder: Recorder) -> None:
     def case(blocks: int, loads: int, carve_out: int) -> None:
         batch = THREADS * loads * 16
         count = blocks * (8 << 20) // batch * batch // 16
-        args = (gpu.data, ctypes.c_uint64(count), ring, TRIPS, stamps)
+        args = (gpu.data, ctypes.c_uint64(count), ring, TRIPS, timestamps)
         graph = gpu.graph(
             lambda: gpu.launch(f"loads_and_trips_{loads}", blocks, THREADS + 32, args, carve_out=carve_out)
         )
@@ -141,10 +141,10 @@ def register_loads(gpu: Gpu, recorder: Recorder) -> None:
             gpu.replay(graph)
             rates, trips, inside = [], [], []
             for _ in range(recorder.replays // 4):
-                stamps.zero_()
+                timestamps.zero_()
                 gpu.replay(graph)
                 gpu.stream.synchronize()
-                rows = stamps[: 4 * blocks].cpu().numpy().reshape(-1, 4)
+                rows = timestamps[: 4 * blocks].cpu().numpy().reshape(-1, 4)
                 span_ns = max(1.0, float(rows[:, 1].max() - rows[:, 0].min()))
                 rates.append(1e9 * 16 * count / span_ns)
                 trips.append(1e6 * float(rows[:, 2].mean()) / TRIPS / hz)
@@ -161,7 +161,7 @@ def register_loads(gpu: Gpu, recorder: Recorder) -> None:
                 case(blocks, loads, carve_out)
 
 
-def asked_at_once(gpu: Gpu, recorder: Recorder) -> None:
+def issue_burst(gpu: Gpu, recorder: Recorder) -> None:
     """What eight warps take to ask for all they need, by whole rows or by operands of ``mma.sync``, and to have it.
 
     ``asked`` and ``there`` are from a block's first load to the last warp's last one issued and arrived (median over
@@ -174,13 +174,13 @@ def asked_at_once(gpu: Gpu, recorder: Recorder) -> None:
     import numpy
 
     blocks, threads = 48, 256
-    stamps = gpu.zeros(24 * blocks)
+    timestamps = gpu.zeros(24 * blocks)
     for carve_out in (60, 100):
         for form, name in enumerate(("rows", "fragments", "fragments, whole lines to L2")):
             for loads in (8, 16, 24):
                 graph = gpu.graph(
                     lambda form=form, loads=loads, carve_out=carve_out: gpu.launch(  # type: ignore[misc]
-                        f"asked_{100 * form + loads}", blocks, threads, (gpu.data, stamps), carve_out=carve_out
+                        f"asked_{100 * form + loads}", blocks, threads, (gpu.data, timestamps), carve_out=carve_out
                     )
                 )
 
@@ -191,14 +191,14 @@ def asked_at_once(gpu: Gpu, recorder: Recorder) -> None:
                         evict(gpu)
                         gpu.replay(graph)
                         gpu.stream.synchronize()
-                        times = stamps.cpu().numpy().reshape(blocks, 8, 3)
+                        times = timestamps.cpu().numpy().reshape(blocks, 8, 3)
                         begin = times[:, :, 0].min(axis=1)
                         asked.append(float(numpy.median(times[:, :, 1].max(axis=1) - begin)) / 1e3)
                         there.append(float(numpy.median(times[:, :, 2].max(axis=1) - begin)) / 1e3)
                     return {"asked": ("us", asked), "there": ("us", there)}
 
                 recorder.record(
-                    "asked_at_once",
+                    "issue_burst",
                     {"loads": name, "bytes_per_sm": threads * 16 * loads, "carve_out": carve_out},
                     sampler,
                 )
@@ -209,7 +209,7 @@ def evict(gpu: Gpu) -> None:
     gpu.data[2**28 : 2**28 + 2**25].fill_(1)
 
 
-def kept_carve_out(gpu: Gpu, recorder: Recorder) -> None:
+def carve_out_persistence(gpu: Gpu, recorder: Recorder) -> None:
     """Rate of loads of a kernel that wants L1, on SMs that the kernel before it had carved out as shared memory alone.
 
     ``follows``: whether the second kernel stands waiting when the first one's block leaves an SM (PDL), is launched
@@ -220,7 +220,7 @@ def kept_carve_out(gpu: Gpu, recorder: Recorder) -> None:
     holds four trips to HBM, so rates are lower than those of a long stream; only their ratio is of interest.
     """
     sms, readers, threads = gpu.num_sms, 16, 1024
-    stamps = gpu.zeros(2 * sms)
+    timestamps = gpu.zeros(2 * sms)
     num_bytes = readers * threads * 16 * 8 * 4
     for wish in (60, 100):
         for held_kib in (0, 48):
@@ -230,7 +230,7 @@ def kept_carve_out(gpu: Gpu, recorder: Recorder) -> None:
                     if follows != "alone":
                         gpu.launch("carved_for_all", sms, 32, (20_000,), smem=BLOCK_BYTES, carve_out=100)
                     gpu.launch(
-                        f"carved_{wish}", sms, threads, (gpu.data, readers, stamps), smem=held_kib << 10,
+                        f"carved_{wish}", sms, threads, (gpu.data, readers, timestamps), smem=held_kib << 10,
                         pdl=follows == "pdl", carve_out=wish,
                     )  # fmt: skip
 
@@ -243,10 +243,10 @@ def kept_carve_out(gpu: Gpu, recorder: Recorder) -> None:
                         evict(gpu)
                         gpu.replay(graph)
                         gpu.stream.synchronize()
-                        times = stamps[: 2 * readers].cpu().numpy().reshape(-1, 2)
+                        times = timestamps[: 2 * readers].cpu().numpy().reshape(-1, 2)
                         rates.append(1e9 * num_bytes / readers / float((times[:, 1] - times[:, 0]).mean()))
                     return {"read_rate": ("B/s", rates)}
 
                 recorder.record(
-                    "kept_carve_out", {"carve_out": wish, "held_kib": held_kib, "follows": follows}, sampler
+                    "carve_out_persistence", {"carve_out": wish, "held_kib": held_kib, "follows": follows}, sampler
                 )

@@ -10,7 +10,7 @@ from k3sim.calibrate.probes.recorder import Recorder
 
 SOURCE = r"""
 // Holds its SM for `spin` cycles, blocks of odd number for `late` more; lets a dependent start at once.
-DEV void occupy(u64* stamps, int spin, int late, int wait) {
+DEV void occupy(u64* timestamps, int spin, int late, int wait) {
   u64 t0 = clk(), t1 = t0;
   pdl_trigger();
   if (wait) { pdl_wait(); t1 = clk(); }
@@ -18,7 +18,7 @@ DEV void occupy(u64* stamps, int spin, int late, int wait) {
   while (clk() - t1 < cycles);
   __syncthreads();
   if (threadIdx.x == 0) {
-    u64 *s = stamps + 8 * blockIdx.x, t2 = clk();
+    u64 *s = timestamps + 8 * blockIdx.x, t2 = clk();
     s[0] = t0; s[1] = t1; s[2] = t2; s[3] = gtime(); s[4] = smid();
   }
 }
@@ -30,7 +30,7 @@ KERNEL second_full(u64* s, int spin, int late, int wait) { occupy(s, spin, late,
 KERNEL third_full(u64* s, int spin, int late, int wait) { occupy(s, spin, late, wait); }
 KERNEL before_full(u64* s, int spin, int late, int wait) { occupy(s, spin, late, wait); }
 // The same with 128 registers a thread held over the time.
-extern "C" __global__ void __launch_bounds__(512, 1) first_registers(u64* stamps, int spin, int late, int wait) {
+extern "C" __global__ void __launch_bounds__(512, 1) first_registers(u64* timestamps, int spin, int late, int wait) {
   u64 t0 = clk();
   pdl_trigger();
   u32 held[114];
@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) first_registers(u64* stamps
   for (int i = 0; i < 114; ++i) sum += held[i];
   __syncthreads();
   if (threadIdx.x == 0) {
-    u64 *s = stamps + 8 * blockIdx.x, t2 = clk();
+    u64 *s = timestamps + 8 * blockIdx.x, t2 = clk();
     s[0] = t0; s[1] = t0; s[2] = t2; s[3] = gtime(); s[4] = smid(); s[5] = sum;
   }
 }
@@ -75,7 +75,7 @@ def residency(gpu: Gpu, recorder: Recorder) -> None:
 
     sms, most = gpu.num_sms, 2 * gpu.num_sms
     width = 8 * most
-    stamps = gpu.zeros(2 * PAIRS * width)
+    timestamps = gpu.zeros(2 * PAIRS * width)
 
     def case(
         smem: tuple[int, int],
@@ -92,7 +92,7 @@ def residency(gpu: Gpu, recorder: Recorder) -> None:
 
         def body() -> None:
             for pair in range(PAIRS):
-                at = stamps[2 * pair * width :], stamps[(2 * pair + 1) * width :]
+                at = timestamps[2 * pair * width :], timestamps[(2 * pair + 1) * width :]
                 gpu.launch(
                     first, blocks[0], threads[0], (at[0], SPIN, LATE, 0), smem=smem[0],
                     carve_out=100 if carve_outs[0] else None, cluster=cluster,
@@ -115,7 +115,7 @@ def residency(gpu: Gpu, recorder: Recorder) -> None:
             for _ in range(recorder.replays // 4):
                 gpu.replay(graph)
                 gpu.stream.synchronize()
-                rows = stamps.cpu().numpy().reshape(PAIRS, 2, most, 8)
+                rows = timestamps.cpu().numpy().reshape(PAIRS, 2, most, 8)
                 one, two = rows[:, 0, : blocks[0]], rows[:, 1, : blocks[1]]
                 begun, ended = (clocks.us(one[..., n], one[..., 2], one[..., 3]) for n in (0, 2))
                 entered, resumed = (clocks.us(two[..., n], two[..., 2], two[..., 3]) for n in (0, 1))
@@ -196,7 +196,7 @@ def three_blocks(gpu: Gpu, recorder: Recorder) -> None:
     import numpy
 
     sms = gpu.num_sms
-    stamps = [gpu.zeros(8 * sms) for _ in range(3)]
+    timestamps = [gpu.zeros(8 * sms) for _ in range(3)]
 
     def case(kib: tuple[int, int, int]) -> None:
         def body() -> None:
@@ -204,7 +204,7 @@ def three_blocks(gpu: Gpu, recorder: Recorder) -> None:
                 (("first_full", FIRST_SPIN), ("second_full", SECOND_SPIN), ("third_full", AFTER_WAIT))
             ):
                 gpu.launch(
-                    name, sms, 256, (stamps[number], spin, 0, 0), smem=kib[number] << 10, pdl=number > 0, carve_out=100
+                    name, sms, 256, (timestamps[number], spin, 0, 0), smem=kib[number] << 10, pdl=number > 0, carve_out=100
                 )
 
         graph = gpu.graph(body)
@@ -216,7 +216,7 @@ def three_blocks(gpu: Gpu, recorder: Recorder) -> None:
             for _ in range(recorder.replays // 4):
                 gpu.replay(graph)
                 gpu.stream.synchronize()
-                first, _, third = (one.cpu().numpy().reshape(sms, 8) for one in stamps)
+                first, _, third = (one.cpu().numpy().reshape(sms, 8) for one in timestamps)
                 began = {int(row[4]): int(row[0]) for row in first}
                 late = [int(row[0]) - began[int(row[4])] for row in third if int(row[4]) in began]
                 found.append(float(numpy.median(late)) / hz * 1e6 if late else 0.0)
@@ -232,7 +232,7 @@ BEFORE_KIB, FIRST_KIB, THIRD_KIB = 4, 28, 84
 BEFORE_SPIN = 12_000  # cycles, about 6 us
 
 
-def taken_over(gpu: Gpu, recorder: Recorder) -> None:
+def carve_out_inheritance(gpu: Gpu, recorder: Recorder) -> None:
     """How an SM is divided when a block takes it over from one that began beside blocks that wanted more L1.
 
     A kernel wants ``before_wish`` per cent of an SM's memory as shared and holds four blocks an SM; a second, which
@@ -247,11 +247,11 @@ def taken_over(gpu: Gpu, recorder: Recorder) -> None:
     import numpy
 
     sms = gpu.num_sms
-    stamps = [gpu.zeros(8 * 4 * sms) for _ in range(4)]
+    timestamps = [gpu.zeros(8 * 4 * sms) for _ in range(4)]
 
     def case(before_wish: int, first_begins: str, second_begins: str, second_kib: int) -> None:
         def body() -> None:
-            gpu.launch("before_full", 4 * sms, 128, (stamps[0], BEFORE_SPIN, 0, 0), smem=BEFORE_KIB << 10,
+            gpu.launch("before_full", 4 * sms, 128, (timestamps[0], BEFORE_SPIN, 0, 0), smem=BEFORE_KIB << 10,
                        carve_out=before_wish)  # fmt: skip
             for number, (name, blocks, threads, spin, kib, early) in enumerate(
                 (
@@ -262,7 +262,7 @@ def taken_over(gpu: Gpu, recorder: Recorder) -> None:
                 1,
             ):
                 gpu.launch(
-                    name, blocks, threads, (stamps[number], spin, 0, 0), smem=kib << 10, pdl=early, carve_out=100
+                    name, blocks, threads, (timestamps[number], spin, 0, 0), smem=kib << 10, pdl=early, carve_out=100
                 )
 
         graph = gpu.graph(body)
@@ -273,7 +273,7 @@ def taken_over(gpu: Gpu, recorder: Recorder) -> None:
             for _ in range(recorder.replays // 4):
                 gpu.replay(graph)
                 gpu.stream.synchronize()
-                before, first, second, third = (one.cpu().numpy().reshape(-1, 8) for one in stamps)
+                before, first, second, third = (one.cpu().numpy().reshape(-1, 8) for one in timestamps)
                 ended = {int(row[4]): int(row[2]) for row in second[:sms]}
                 beside = [int(row[0]) < ended[int(row[4])] for row in third[:sms] if int(row[4]) in ended]
                 found["share_beside"].append(sum(beside) / sms)
@@ -283,7 +283,7 @@ def taken_over(gpu: Gpu, recorder: Recorder) -> None:
             return {name: ("1", values) for name, values in found.items()}
 
         recorder.record(
-            "taken_over",
+            "carve_out_inheritance",
             {
                 "before_wish": before_wish, "first_begins": first_begins, "second_begins": second_begins,
                 "second_kib": second_kib,

@@ -19,18 +19,18 @@ DEV u64 meet(u32* counter, u32 expected) {
   return 1;
 }
 KERNEL share_bulk(const char* src, u64 span, u64 cycles, int chunk, int stages, u32* counter, u32 expected,
-                  u64* stamps) {
+                  u64* timestamps) {
   if (threadIdx.x) return;
-  u64* s = stamps + 4 * blockIdx.x;
+  u64* s = timestamps + 4 * blockIdx.x;
   s[2] = meet(counter, expected);
   u64 begin = clk();
   s[0] = stream_for(src, span, cycles, chunk, stages, blockIdx.x, gridDim.x);
   s[1] = clk() - begin;
 }
 // Plain loads in batches of four a thread, as GEMVs make them; a warp counts what it has read in time.
-KERNEL share_loads(const uint4* src, u64 span, u64 cycles, u32* counter, u32 expected, u64* stamps) {
+KERNEL share_loads(const uint4* src, u64 span, u64 cycles, u32* counter, u32 expected, u64* timestamps) {
   __shared__ u32 batches, met;
-  u64* s = stamps + 4 * blockIdx.x;
+  u64* s = timestamps + 4 * blockIdx.x;
   if (threadIdx.x == 0) { batches = 0; met = (u32)meet(counter, expected); }
   __syncthreads();
   u64 begin = clk(), batch = (u64)blockDim.x * 4, at = blockIdx.x * batch + threadIdx.x, stride = gridDim.x * batch;
@@ -70,10 +70,10 @@ def sharing(gpu: Gpu, recorder: Recorder) -> None:
     blocks fitted at once, and the case says nothing.
     """
     sms, side = gpu.num_sms, gpu.torch.cuda.Stream()
-    stamps, counter, half = gpu.zeros(2 * 4096), gpu.zeros(4, "int32"), 2**30
+    timestamps, counter, half = gpu.zeros(2 * 4096), gpu.zeros(4, "int32"), 2**30
 
     def launch(number: int, kind: str, blocks: int, in_flight: int, smem: int, expected: int, stream: Any) -> None:
-        source, out = gpu.data[number * half // 4 :], stamps[number * 4096 :]
+        source, out = gpu.data[number * half // 4 :], timestamps[number * 4096 :]
         if kind == "bulk":
             chunk = in_flight // STAGES
             window = half // (chunk * blocks) * chunk * blocks
@@ -117,7 +117,7 @@ def sharing(gpu: Gpu, recorder: Recorder) -> None:
                 counter.zero_()
                 gpu.replay(graph)
                 gpu.stream.synchronize()
-                rows = stamps.cpu().numpy().reshape(2, -1, 4)
+                rows = timestamps.cpu().numpy().reshape(2, -1, 4)
                 together = 1.0
                 for number, (_, blocks, _) in enumerate(both):
                     row = rows[number, :blocks]

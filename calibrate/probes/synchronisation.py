@@ -9,7 +9,7 @@ from k3sim.calibrate.probes.gpu import BLOCK_BYTES, Args, Gpu
 from k3sim.calibrate.probes.recorder import Recorder
 
 SOURCE = r"""
-KERNEL reduce_loop(u32* out, u64* stamps, int iters) {
+KERNEL reduce_loop(u32* out, u64* timestamps, int iters) {
   __shared__ u32 part[32];
   u32 v = threadIdx.x;
   u64 a = clk();
@@ -17,12 +17,12 @@ KERNEL reduce_loop(u32* out, u64* stamps, int iters) {
   for (int i = 0; i < iters; ++i) v = block_reduce(v, part);
   u64 b = clk();
   if (v == 12345) *out = v;
-  if (threadIdx.x == 0) stamps[blockIdx.x] = b - a;
+  if (threadIdx.x == 0) timestamps[blockIdx.x] = b - a;
 }
 DEV void cluster_barrier() {
   asm volatile("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-KERNEL cluster_loop(u64* stamps, int iters, int exchange) {
+KERNEL cluster_loop(u64* timestamps, int iters, int exchange) {
   __shared__ u32 box[2];
   u32 rank, v = 1, remote, mine = (u32)__cvta_generic_to_shared(box);
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -39,9 +39,9 @@ KERNEL cluster_loop(u64* stamps, int iters, int exchange) {
   }
   depend(v);
   u64 b = clk();
-  if (threadIdx.x == 0) stamps[blockIdx.x] = b - a;
+  if (threadIdx.x == 0) timestamps[blockIdx.x] = b - a;
 }
-KERNEL grid_loop(u32* counter, u64* stamps, int iters) {
+KERNEL grid_loop(u32* counter, u64* timestamps, int iters) {
   u64 a = clk();
 #pragma unroll 1
   for (int i = 1; i <= iters; ++i) {
@@ -53,9 +53,9 @@ KERNEL grid_loop(u32* counter, u64* stamps, int iters) {
     __syncthreads();
   }
   u64 b = clk();
-  if (threadIdx.x == 0) stamps[blockIdx.x] = b - a;
+  if (threadIdx.x == 0) timestamps[blockIdx.x] = b - a;
 }
-KERNEL fence_loop(u32* out, u64* stamps, int iters, int scope) {
+KERNEL fence_loop(u32* out, u64* timestamps, int iters, int scope) {
   u64 a = clk();
 #pragma unroll 1
   for (int i = 0; i < iters; ++i) {
@@ -64,7 +64,7 @@ KERNEL fence_loop(u32* out, u64* stamps, int iters, int scope) {
     if (scope == 2) __threadfence_system();
   }
   u64 b = clk();
-  if (threadIdx.x == 0) stamps[blockIdx.x] = b - a;
+  if (threadIdx.x == 0) timestamps[blockIdx.x] = b - a;
 }
 """
 
@@ -77,7 +77,7 @@ def synchronisation(gpu: Gpu, recorder: Recorder) -> None:
     step and nothing else uses L2; once in a kernel the slowest warp's load is waited for too (a reduction costs 0.1 to
     0.2 us more), and beside a stream near HBM's ceiling each round trip queues.
     """
-    stamps, out, counter, iters = gpu.zeros(4096), gpu.zeros(4096), gpu.zeros(4, "int32"), 200
+    timestamps, out, counter, iters = gpu.zeros(4096), gpu.zeros(4096), gpu.zeros(4, "int32"), 200
 
     def loop(
         probe: str, parameters: dict[str, Any], name: str, grid: int, block: int, args: Args, **how: Any
@@ -87,14 +87,14 @@ def synchronisation(gpu: Gpu, recorder: Recorder) -> None:
             for _ in range(recorder.replays):
                 counter.zero_()
                 gpu.launch(name, grid, block, args, **how)
-                readings.append(float(stamps[:grid].max().item()) / iters)
+                readings.append(float(timestamps[:grid].max().item()) / iters)
             hz = Clocks(gpu).hz
             return {"time": ("us", [1e6 * r / hz for r in readings])}
 
         recorder.record(probe, parameters, sampler)
 
     for threads in (128, 256, 512, 1024):
-        loop("block_reduction", {"threads": threads}, "reduce_loop", 1, threads, (out, stamps, iters))
+        loop("block_reduction", {"threads": threads}, "reduce_loop", 1, threads, (out, timestamps, iters))
     for exchange in (0, 1):
         for grid in (8, 128):
             loop(
@@ -103,7 +103,7 @@ def synchronisation(gpu: Gpu, recorder: Recorder) -> None:
                 "cluster_loop",
                 grid,
                 256,
-                (stamps, iters, exchange),
+                (timestamps, iters, exchange),
                 cluster=8,
             )
     for grid in (8, 64, 132):
@@ -113,7 +113,7 @@ def synchronisation(gpu: Gpu, recorder: Recorder) -> None:
             "grid_loop",
             grid,
             256,
-            (counter, stamps, iters),
+            (counter, timestamps, iters),
             smem=BLOCK_BYTES,
         )
     for scope, name in ((0, "none"), (1, "gpu"), (2, "system")):
@@ -124,5 +124,5 @@ def synchronisation(gpu: Gpu, recorder: Recorder) -> None:
                 "fence_loop",
                 1,
                 threads,
-                (out, stamps, iters, scope),
+                (out, timestamps, iters, scope),
             )

@@ -13,7 +13,7 @@ SOURCE = r"""
 // code once, as kernels of a real step do: twenty copies are more than the instruction caches of an SM hold.
 
 template <int ID>
-DEV void large(const uint4* w, int batches, const uint4* x, u32* out, u64* stamps, int trigger) {
+DEV void large(const uint4* w, int batches, const uint4* x, u32* out, u64* timestamps, int trigger) {
   __shared__ u32 part[32];
   u64 t0 = clk();
   depend64((u64)w);
@@ -43,7 +43,7 @@ DEV void large(const uint4* w, int batches, const uint4* x, u32* out, u64* stamp
     out[row + 3584] = acc & 0x7fffffff;
   }
   if (threadIdx.x == 0) {
-    u64 *s = stamps + 16 * blockIdx.x, t4 = clk(), g = gtime();
+    u64 *s = timestamps + 16 * blockIdx.x, t4 = clk(), g = gtime();
     s[0] = t0; s[1] = t1; s[2] = t2; s[3] = t3; s[4] = t4; s[5] = g;
   }
 }
@@ -52,7 +52,7 @@ DEV void large(const uint4* w, int batches, const uint4* x, u32* out, u64* stamp
 // reduces, and stores its share of 14 KB. A rehearsal runs the same code on other data before the wait, so that its
 // instructions are there when the wait ends.
 template <int ID>
-DEV void tiny(const uint4* in, uint4* out, const uint4* other, uint4* scrap, int share, u64* stamps, int wait,
+DEV void tiny(const uint4* in, uint4* out, const uint4* other, uint4* scrap, int share, u64* timestamps, int wait,
               int rehearse) {
   __shared__ u32 part[32];
   u64 t0 = clk();
@@ -90,17 +90,17 @@ DEV void tiny(const uint4* in, uint4* out, const uint4* other, uint4* scrap, int
   }
   u64 g = gtime();
   if (threadIdx.x == 0) {
-    u64* s = stamps + 16 * blockIdx.x;
+    u64* s = timestamps + 16 * blockIdx.x;
     s[0] = t0; s[1] = t1; s[2] = t2; s[3] = t3; s[4] = t4; s[5] = t5; s[6] = t6; s[7] = t7; s[8] = t8; s[9] = g;
   }
 }
 #define LARGE(ID) \
   extern "C" __global__ void __launch_bounds__(512) large_##ID(const uint4* w, int batches, const uint4* x, \
-      u32* out, u64* stamps, int trigger) { large<ID>(w, batches, x, out, stamps, trigger); }
+      u32* out, u64* timestamps, int trigger) { large<ID>(w, batches, x, out, timestamps, trigger); }
 #define TINY(ID) \
   extern "C" __global__ void __launch_bounds__(512) tiny_##ID(const uint4* in, uint4* out, \
-      const uint4* other, uint4* scrap, int share, u64* stamps, int wait, int rehearse) { \
-    tiny<ID>(in, out, other, scrap, share, stamps, wait, rehearse); }
+      const uint4* other, uint4* scrap, int share, u64* timestamps, int wait, int rehearse) { \
+    tiny<ID>(in, out, other, scrap, share, timestamps, wait, rehearse); }
 #define TEN(M, T) M(T##0) M(T##1) M(T##2) M(T##3) M(T##4) M(T##5) M(T##6) M(T##7) M(T##8) M(T##9)
 LARGE(0) LARGE(1) LARGE(2) LARGE(3) LARGE(4) LARGE(5) LARGE(6) LARGE(7) LARGE(8) LARGE(9)
 TEN(LARGE, 1)
@@ -110,7 +110,7 @@ TEN(TINY, 1) TEN(TINY, 2) TINY(30) TINY(31)
 
 
 
-# Name of a stage, and the stamps at its end and start.
+# Name of a stage, and the timestamps at its end and start.
 LARGE_STAGES = (("parameter", 1, 0), ("first_load", 2, 1), ("stream", 3, 2), ("tail", 4, 3))
 TINY_STAGES = (
     ("parameter", 1, 0),
@@ -128,9 +128,9 @@ TINY_STAGES = (
 def tiny_kernels(gpu: Gpu, recorder: Recorder) -> None:
     """What a tiny kernel costs after a stream of cold weights, against the same kernel alone in a loop.
 
-    Isolates: stamps divide it into parameters, first code, two dependent loads, reduction and stores; stages add up to
-    the whole. Could mislead: a stage ends with one warp's stamp, and the slowest warp's time falls into the next one; a
-    stamp orders instructions that would overlap; the streaming kernel beside it ends unevenly over the SMs.
+    Isolates: timestamps divide it into parameters, first code, two dependent loads, reduction and stores; stages add up to
+    the whole. Could mislead: a stage ends with one warp's timestamp, and the slowest warp's time falls into the next one; a
+    timestamp orders instructions that would overlap; the streaming kernel beside it ends unevenly over the SMs.
 
     A pattern is one round of the graph: G streams weights on all SMs, t is tiny. Every kernel depends on the one
     before it.
@@ -138,7 +138,7 @@ def tiny_kernels(gpu: Gpu, recorder: Recorder) -> None:
     import numpy
 
     rounds, width, sms = 32, 16 * 132, gpu.num_sms
-    stamps = gpu.zeros(3 * rounds * width)
+    timestamps = gpu.zeros(3 * rounds * width)
     mid, result, third, other, scrap = (gpu.zeros(4096) for _ in range(5))
     other.copy_(gpu.data[:8192].view(gpu.torch.int64))
 
@@ -156,7 +156,7 @@ def tiny_kernels(gpu: Gpu, recorder: Recorder) -> None:
         def body() -> None:
             source = result
             for n in range(rounds * length):
-                i, slot = n // length, stamps[n * width :]
+                i, slot = n // length, timestamps[n * width :]
                 if pattern[n % length] == "G":
                     weights = gpu.data[i * batches * sms * 512 * 8 * 4 :]
                     gpu.launch(
@@ -182,7 +182,7 @@ def tiny_kernels(gpu: Gpu, recorder: Recorder) -> None:
             for _ in range(recorder.replays):
                 gpu.replay(graph)
                 gpu.stream.synchronize()
-                rows = stamps[: length * rounds * width].cpu().numpy().reshape(rounds, length, 132, 16)
+                rows = timestamps[: length * rounds * width].cpu().numpy().reshape(rounds, length, 132, 16)
                 begun, ended, resumed = (numpy.zeros((rounds, length)) for _ in range(3))
                 for position, kind in enumerate(pattern):
                     large = kind == "G"

@@ -9,11 +9,11 @@ from k3sim.calibrate.probes.gpu import BLOCK_BYTES, Gpu
 from k3sim.calibrate.probes.recorder import Recorder
 
 SOURCE = r"""
-KERNEL equal_shares(const char* src, u64 span, u64 total, int chunk, int stages, u64* stamps) {
+KERNEL equal_shares(const char* src, u64 span, u64 total, int chunk, int stages, u64* timestamps) {
   if (threadIdx.x) return;
   u64 begin = gtime();
   stream(src, span, total, chunk, stages, blockIdx.x, gridDim.x);
-  u64* s = stamps + 3 * blockIdx.x;
+  u64* s = timestamps + 3 * blockIdx.x;
   s[0] = begin; s[1] = gtime(); s[2] = smid();
 }
 
@@ -25,7 +25,7 @@ DEV u64 leave_together(u32* counter, u32 expected, int delay_ns) {
   return at;
 }
 // What every thread asks for at once, 16 bytes a copy, into shared memory; until all of it is there.
-KERNEL small_copies(const char* src, int copies, u32* counter, u32 expected, int delay_ns, u64* stamps) {
+KERNEL small_copies(const char* src, int copies, u32* counter, u32 expected, int delay_ns, u64* timestamps) {
   extern __shared__ __align__(128) char room[];
   __shared__ u64 began;
   if (threadIdx.x == 0) began = leave_together(counter, expected, delay_ns);
@@ -39,14 +39,14 @@ KERNEL small_copies(const char* src, int copies, u32* counter, u32 expected, int
   asm volatile("cp.async.wait_all;" ::: "memory");
   __syncthreads();
   if (threadIdx.x == 0) {
-    u64* s = stamps + 4 * blockIdx.x;
+    u64* s = timestamps + 4 * blockIdx.x;
     s[0] = began; s[1] = asked; s[2] = gtime(); s[3] = smid();
   }
 }
 KERNEL later_burst(const char* src, u64 span, u64 cycles, int chunk, int stages, u32* counter, u32 expected,
-                   int delay_ns, u64* stamps) {
+                   int delay_ns, u64* timestamps) {
   if (threadIdx.x) return;
-  u64* s = stamps + 4 * blockIdx.x;
+  u64* s = timestamps + 4 * blockIdx.x;
   s[0] = leave_together(counter, expected, delay_ns);
   s[1] = stream_for(src, span, cycles, chunk, stages, blockIdx.x, gridDim.x);
   s[3] = smid();
@@ -69,13 +69,13 @@ def uneven_ends(gpu: Gpu, recorder: Recorder) -> None:
     """
     import numpy
 
-    sms, stamps = gpu.num_sms, gpu.zeros(3 * gpu.num_sms)
+    sms, timestamps = gpu.num_sms, gpu.zeros(3 * gpu.num_sms)
     for kib_in_flight in (96, 192):
         chunk = (kib_in_flight << 10) // 4
         for chunks in (8, 16, 32, 128):
             total = chunk * chunks * sms
             window = 2**31 // (chunk * sms) * chunk * sms
-            args = (gpu.data, ctypes.c_uint64(window), ctypes.c_uint64(total), chunk, 4, stamps)
+            args = (gpu.data, ctypes.c_uint64(window), ctypes.c_uint64(total), chunk, 4, timestamps)
             graph = gpu.graph(lambda args=args: gpu.launch("equal_shares", sms, 32, args, smem=BLOCK_BYTES))  # type: ignore[misc]
 
             def sampler(graph: Any = graph, total: int = total) -> dict[str, tuple[str, Any]]:
@@ -84,7 +84,7 @@ def uneven_ends(gpu: Gpu, recorder: Recorder) -> None:
                 for _ in range(recorder.replays // 2):
                     gpu.replay(graph)
                     gpu.stream.synchronize()
-                    row = stamps[: 3 * sms].cpu().numpy().reshape(-1, 3)
+                    row = timestamps[: 3 * sms].cpu().numpy().reshape(-1, 3)
                     ends = (row[:, 1] - row[:, 0].min()).astype(float)
                     rows.append(ends[numpy.argsort(row[:, 2])])
                 times = numpy.array(rows)
@@ -102,7 +102,7 @@ def uneven_ends(gpu: Gpu, recorder: Recorder) -> None:
             )
 
 
-def met_by_burst(gpu: Gpu, recorder: Recorder) -> None:
+def hbm_contention(gpu: Gpu, recorder: Recorder) -> None:
     """Loads that every SM asks for at once, and a burst of bulk copies that comes before, with or after them.
 
     Isolates: 42 KB an SM, asked for within a fraction of a microsecond, would be there after 2 us alone; ``last`` and
@@ -158,7 +158,7 @@ def met_by_burst(gpu: Gpu, recorder: Recorder) -> None:
             return {name: ("1" if name == "together" else "us", values) for name, values in found.items()}
 
         recorder.record(
-            "met_by_burst",
+            "hbm_contention",
             {
                 "bytes_per_sm": THREADS * copies * 16, "burst_blocks": burst_blocks,
                 "burst_bytes_in_flight_per_sm": in_flight, "burst_later_ns": later_ns,

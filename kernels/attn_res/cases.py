@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.attn_res.cost import consume, single_block, snapshot_sums
-from k3sim.kernels.bench import num_copies
-from k3sim.kernels.cases import Call, Case, Output, Problem, Timed, generator_on, normal, rows_in_words, within
+from k3sim.kernels.harness.bench import num_copies
+from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, generator_on, normal, rows_in_words, within
 
 if TYPE_CHECKING:
     import torch

@@ -1,7 +1,7 @@
 """Cost of the AttnRes combine: a softmax mix of snapshots and the running prefix, then the sublayer's RMSNorm.
 
 ``single_block`` is the unfused kernel: one block a row reads all sources and reduces their logits together.
-``consume`` is the welded form: a cluster of eight blocks polls peers' slots, sums them, folds the prefix into a
+``consume`` is the fused form: a cluster of eight blocks polls peers' slots, sums them, folds the prefix into a
 snapshot part that ``snapshot_sums`` prepared earlier, and normalises.
 """
 
@@ -35,7 +35,7 @@ def single_block(weights: Sequence[Weight], *, rows: int, hidden: int, sources: 
         passes=(
             Pass(
                 num_dependent_loads=2,  # prefix and delta, then the snapshots
-                input_bytes_per_block=2 * row_bytes,
+                activation_bytes_per_block=2 * row_bytes,
                 reads=(
                     _parameters(hidden, early=False),
                     Read(region=SNAPSHOTS, num_bytes=rows * (sources - 1) * row_bytes, kind=ReadKind.KV_STATE),
@@ -85,7 +85,7 @@ def consume(weights: Sequence[Weight], *, rows: int, hidden: int, slots: int) ->
             Pass(
                 num_dependent_loads=1,
                 # The slots' shares of this block, the prefix and the prepared snapshot part.
-                input_bytes_per_block=(slots + 2) * row_bytes // CLUSTER_BLOCKS,
+                activation_bytes_per_block=(slots + 2) * row_bytes // CLUSTER_BLOCKS,
                 reads=(_parameters(hidden, early=True),),
                 num_block_reductions=1,  # sum of squares and dot with the pseudo-query together
                 barrier=Barrier.CLUSTER,
@@ -115,7 +115,7 @@ def _row_cluster(
         passes=(
             Pass(
                 num_dependent_loads=1,
-                input_bytes_per_block=loaded_rows * row_bytes // ROW_BLOCKS,
+                activation_bytes_per_block=loaded_rows * row_bytes // ROW_BLOCKS,
                 reads=(
                     _parameters(hidden, early=True),
                     Read(

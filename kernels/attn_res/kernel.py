@@ -36,7 +36,7 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from k3sim.kernels import ptx, stamps
+from k3sim.kernels.device import ptx, timestamps
 
 HIDDEN = 7168
 NORM_EPSILON = 1e-5
@@ -284,7 +284,7 @@ def snapshot_part_kernel(
     thread, _, _ = cute.arch.thread_idx()
     rank, row, _ = cute.arch.block_idx()
     num_sources = cutlass.const_expr(conf.num_snapshots)
-    began = stamps.now("attn_res")
+    began = timestamps.now("attn_res")
     exchange = alloc_exchange(conf, 2 * num_sources)
     if thread == 0:
         expect(exchange, 2 * num_sources)
@@ -297,7 +297,7 @@ def snapshot_part_kernel(
     cute.arch.cluster_wait()
     # The newest snapshot may be the preceding kernel's output.
     cute.arch.griddepcontrol_wait()
-    released = stamps.now("attn_res")
+    released = timestamps.now("attn_res")
 
     offset = Int64(row) * m_snapshots.stride[0] + first
     sources = [load_vector(m_snapshots.iterator, offset + s * HIDDEN, VECTOR) for s in range(num_sources)]
@@ -324,9 +324,9 @@ def snapshot_part_kernel(
     if cutlass.const_expr(not conf.pdl):
         # Whoever joins this launch may be let in when its blocks have left, and read early what they stored.
         cute.arch.fence_acq_rel_gpu()
-    if cutlass.const_expr(stamps.on("attn_res")):  # noqa: SIM102 - one is of the build, the other of the thread
+    if cutlass.const_expr(timestamps.on("attn_res")):  # noqa: SIM102 - one is of the build, the other of the thread
         if thread == 0:
-            stamps.record("attn_res.snapshot_part", row * conf.cluster + rank, began, released)
+            timestamps.record("attn_res.snapshot_part", row * conf.cluster + rank, began, released)
 
 
 @cute.kernel

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.compile_cache import compiled, get_cutlass
+from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
+from k3sim.kernels.toolchain.compile_cache import compiled, get_cutlass
 
 if TYPE_CHECKING:
     import torch

@@ -50,7 +50,7 @@ def _work(one: Weight, *, rows: int, num_outputs: int, depth: int) -> Work:
     num_parts = num_parts if splits else 1
     multiply = Pass(
         num_dependent_loads=1,
-        input_bytes_per_block=rows * depth * BF16_BYTES // num_parts,
+        activation_bytes_per_block=rows * depth * BF16_BYTES // num_parts,
         reads=(Read(region=one.region, num_bytes=one.num_bytes),),
         flops=2.0 * max(rows, TOKEN_TILE) * num_outputs * depth,
         unit=Unit.BF16,
@@ -63,7 +63,7 @@ def _work(one: Weight, *, rows: int, num_outputs: int, depth: int) -> Work:
     add_up = Pass(
         num_dependent_loads=3,
         num_blocks=num_tiles,
-        input_bytes_per_block=num_parts * rows * TILE_OUTPUTS * FP32_BYTES,
+        activation_bytes_per_block=num_parts * rows * TILE_OUTPUTS * FP32_BYTES,
     )
     return Work(
         num_blocks=num_tiles * num_parts,
@@ -75,6 +75,6 @@ def _work(one: Weight, *, rows: int, num_outputs: int, depth: int) -> Work:
         # by side, and none that begins while the experts' first launch holds the SMs (h200-decode-stock.json), not
         # even on the four that it leaves: no block of a product starts before there is room for all of its wave.
         registers_per_thread=248,
-        all_resident=True,
+        co_resident=True,
         passes=(multiply, add_up) if splits else (multiply,),
     )

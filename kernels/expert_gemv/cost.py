@@ -133,7 +133,7 @@ def _own_launch(weight: Weight, num_blocks: int, rows: int, top_k: int, distinct
         ring_slots=OWN_RING_SLOTS,
         max_blocks_per_sm=1,
         registers_per_thread=80,
-        queues=True,
+        deep_prefetch=True,
         passes=passes,
     )
 
@@ -175,8 +175,8 @@ def persistent(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_mil
         ring_slots=OWN_RING_SLOTS,
         max_blocks_per_sm=1,
         registers_per_thread=72 if width <= 192 else 80,
-        all_resident=True,
-        queues=True,
+        co_resident=True,
+        deep_prefetch=True,
         passes=tuple(passes),
     )
 

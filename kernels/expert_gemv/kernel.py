@@ -58,7 +58,7 @@ from cuda.bindings.driver import CUstream
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint8, Uint32, const_expr, range_constexpr
 from cutlass.cute.arch.nvvm_wrappers import inline_ptx
 
-from k3sim.kernels import ptx, stamps
+from k3sim.kernels.device import ptx, timestamps
 from k3sim.kernels.expert_gemv.mxfp4 import PLACES
 
 LATENT = 3584
@@ -325,12 +325,12 @@ class ExpertGemv:
                     ptx.barrier_init(s_full + (slot * PIECES + piece) * 8, 1)
                 ptx.barrier_init(s_empty + slot * 8, NUM_WARPS)
             cute.arch.mbarrier_init_fence()
-        began = stamps.now("expert_gemv")
+        began = timestamps.now("expert_gemv")
         self._fetch_control(out, hidden, phase, rows, max_rows, block, tid)
         cute.arch.sync_threads()
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
-        released = stamps.now("expert_gemv")
+        released = timestamps.now("expert_gemv")
 
         if warp == NUM_WARPS:
             self._stream(ids, gate_up, down, num_experts, rows, block, lane, s_ring, s_full, s_empty)
@@ -358,9 +358,9 @@ class ExpertGemv:
                     ptx.store_int(phase, 1 - turn)
             if const_expr(c.part == "down"):
                 self._down(hidden, out, rows, rank, block, warp, lane, s_ring, s_down_partial, s_full, s_empty)
-            if const_expr(stamps.on("expert_gemv")):  # noqa: SIM102 - one is of the build, the other of the thread
+            if const_expr(timestamps.on("expert_gemv")):  # noqa: SIM102 - one is of the build, the other of the thread
                 if tid == 0:
-                    stamps.record(f"expert_gemv {c.part} {c.width}", block, began, released)
+                    timestamps.record(f"expert_gemv {c.part} {c.width}", block, began, released)
 
     @cute.jit
     def _fetch_control(

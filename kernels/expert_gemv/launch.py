@@ -15,9 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.compile_cache import compiled, current_stream, get_cutlass
 from k3sim.kernels.expert_gemv.mxfp4 import pack_down, pack_gate_up
+from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
+from k3sim.kernels.toolchain.compile_cache import compiled, current_stream, get_cutlass
 
 if TYPE_CHECKING:
     import torch

@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from k3sim.kernels.bench import num_copies
-from k3sim.kernels.cases import Call, Case, Output, Problem, Timed, exactly, generator_on, normal, rows_in_words, within
+from k3sim.kernels.harness.bench import num_copies
+from k3sim.kernels.harness.cases import (
+    Call,
+    Case,
+    Output,
+    Problem,
+    Timed,
+    exactly,
+    generator_on,
+    normal,
+    rows_in_words,
+    within,
+)
 from k3sim.kernels.kda_decode.cost import cluster
 from k3sim.kernels.work import Work
 from k3sim.model.program import Weight
@@ -14,8 +25,8 @@ from k3sim.model.program import Weight
 if TYPE_CHECKING:
     import torch
 
-    from k3sim.kernels.cases import Judge
-    from k3sim.kernels.tolerance import Verdict
+    from k3sim.kernels.harness.cases import Judge
+    from k3sim.kernels.harness.tolerance import Verdict
 
 D = 128
 CONV_WIDTH = 4
@@ -82,7 +93,7 @@ def judge_state(family: str, slots: torch.Tensor, start: torch.Tensor) -> Judge:
     def judge(found: torch.Tensor, ref: torch.Tensor, name: str) -> Verdict:
         import torch
 
-        from k3sim.kernels.tolerance import Verdict
+        from k3sim.kernels.harness.tolerance import Verdict
 
         verdict = within(family)(found, ref, name)
         if torch.equal(found[unused], start[unused]):

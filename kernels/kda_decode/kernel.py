@@ -54,7 +54,7 @@ from cutlass import BFloat16, Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
-from k3sim.kernels import ptx, stamps
+from k3sim.kernels.device import ptx, timestamps
 
 HEAD_DIM = 128
 L2_EPSILON = 1e-6
@@ -420,7 +420,7 @@ def split_head_kernel(
         cute.arch.mbarrier_init(s_arrived, 1)
         cute.arch.mbarrier_init_fence()
         cute.arch.mbarrier_arrive_and_expect_tx(s_arrived, 4 * conf.cluster * conf.sending_warps)
-    began = stamps.now("kda_decode")
+    began = timestamps.now("kda_decode")
     cute.arch.cluster_arrive_relaxed()  # the fence above published the barrier; nothing else is shared yet
     cute.arch.griddepcontrol_launch_dependents()
 
@@ -453,7 +453,7 @@ def split_head_kernel(
 
     cute.arch.cluster_wait()
     cute.arch.griddepcontrol_wait()
-    released = stamps.now("kda_decode")
+    released = timestamps.now("kda_decode")
 
     projected = m_projected.iterator + Int64(row) * m_projected.stride[0]
     f_a = [load_words(projected, 4 * width + 32 * part + 8 * (lane % 4)) for part in range(4)]
@@ -497,10 +497,10 @@ def split_head_kernel(
                 store_past(past_pointer, channels, channels_qk[i], past_qk[i], now_qk[i])
         if thread < columns:
             store_past(past_pointer, channels, channel_v, past_v, now_v)
-    if cutlass.const_expr(stamps.on("kda_decode")):  # noqa: SIM102 - one is of the build, the other of the thread
+    if cutlass.const_expr(timestamps.on("kda_decode")):  # noqa: SIM102 - one is of the build, the other of the thread
         if thread == 0:
             block = (row * conf.heads + head) * conf.cluster + rank
-            stamps.record("kda_decode.cluster", block, began, released)
+            timestamps.record("kda_decode.cluster", block, began, released)
 
 
 # ---- states streamed through a ring -------------------------------------------------------------------------------

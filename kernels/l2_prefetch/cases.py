@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from k3sim.kernels.bench import num_copies
-from k3sim.kernels.cases import Call, Case, Output, Problem, Timed, at_least, generator_on, normal
+from k3sim.kernels.harness.bench import num_copies
+from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, at_least, generator_on, normal
 from k3sim.kernels.l2_prefetch.cost import bulk
 from k3sim.kernels.skinny_gemv.cases import weight_of, weights
 

@@ -28,7 +28,7 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64, const_expr
 
-from k3sim.kernels import ptx
+from k3sim.kernels.device import ptx
 
 THREADS = 32
 BLOCKS = 40

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from k3sim.kernels.bench import MIN_COPIES, num_copies
-from k3sim.kernels.cases import Case, Output, Problem, Timed, alike_within, exactly, generator_on, normal, rows_in_words
+from k3sim.kernels.harness.bench import MIN_COPIES, num_copies
+from k3sim.kernels.harness.cases import (
+    Case,
+    Output,
+    Problem,
+    Timed,
+    alike_within,
+    exactly,
+    generator_on,
+    normal,
+    rows_in_words,
+)
 from k3sim.kernels.latent_tail.cost import send, up_ring
 from k3sim.model.program import Weight
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS
 from k3sim.kernels.skinny_gemv.cost import column_pair, ring
-from k3sim.kernels.work import BARRIERS_BEHIND_STORES, Barrier, Pass, Read, Unit, Work
+from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
@@ -25,12 +25,12 @@ def _reduce(*, rows: int, hidden: int, latent: int, ranks: int, expert_rows: int
             # Weighted sum of the experts' partial rows and the shared expert's partial row, then the send.
             Pass(
                 num_dependent_loads=1,
-                input_bytes_per_block=(expert_rows * latent + hidden) * BF16_BYTES // CLUSTER_BLOCKS,
+                activation_bytes_per_block=(expert_rows * latent + hidden) * BF16_BYTES // CLUSTER_BLOCKS,
             ),
             # Slots of every rank, latent RMSNorm over the cluster.
             Pass(
                 num_dependent_loads=1,
-                input_bytes_per_block=slots * (latent + hidden // ranks) * BF16_BYTES // CLUSTER_BLOCKS,
+                activation_bytes_per_block=slots * (latent + hidden // ranks) * BF16_BYTES // CLUSTER_BLOCKS,
                 num_block_reductions=1,
                 barrier=Barrier.CLUSTER,
                 num_barriers=1,
@@ -81,7 +81,7 @@ def send_shared(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int
         smem_bytes_per_block=1024,
         bytes_in_flight_per_block=4 * 1024,
         max_blocks_per_sm=8,
-        passes=(Pass(num_dependent_loads=1, input_bytes_per_block=hidden * BF16_BYTES // 4),),
+        passes=(Pass(num_dependent_loads=1, activation_bytes_per_block=hidden * BF16_BYTES // 4),),
         sent_bytes_per_peer=rows * hidden // ranks * BF16_BYTES,
     )
 
@@ -91,10 +91,10 @@ def up_after_sum(weights: Sequence[Weight], *, rows: int, hidden: int, latent: i
     work = up_ring(weights, rows=rows)
     total = Pass(
         num_dependent_loads=1,
-        input_bytes_per_block=rows * ranks * latent * BF16_BYTES,
+        activation_bytes_per_block=rows * ranks * latent * BF16_BYTES,
         num_block_reductions=1,
     )
-    multiply = replace(work.passes[0], num_dependent_loads=0, input_bytes_per_block=0)
+    multiply = replace(work.passes[0], num_dependent_loads=0, activation_bytes_per_block=0)
     return replace(work, passes=(total, multiply))
 
 
@@ -120,23 +120,23 @@ def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int
         bytes_in_flight_per_block=UP_OUTPUTS * latent * BF16_BYTES,
         max_blocks_per_sm=1,
         registers_per_thread=96,
-        queues=True,
+        deep_prefetch=True,
         passes=(
             Pass(
                 num_dependent_loads=-(-rows // 2),
-                input_bytes_per_block=rows * ranks * latent * BF16_BYTES // CLUSTER_BLOCKS,
+                activation_bytes_per_block=rows * ranks * latent * BF16_BYTES // CLUSTER_BLOCKS,
                 # The slots of the first rows are in the exchange's visibility.
                 num_stages=-(-rows // 2) - 1,
                 stage_instructions=SUM_INSTRUCTIONS_PER_SLOT * ranks,
                 num_block_reductions=1,
-                barrier=Barrier.CLUSTER,
-                num_barriers=BARRIERS_BEHIND_STORES,
+                barrier=Barrier.CLUSTER_RELEASE,
+                num_barriers=1,
             ),
             Pass(
                 reads=(Read(region=one.region, num_bytes=one.num_bytes, early=True),),
                 flops=2.0 * -(-rows // 8) * 16 * one.num_outputs * one.depth,
                 unit=Unit.BF16,
-                num_products_in_series=-(-rows // 8) * (latent // 32 // UP_WARPS),
+                num_dependent_mmas=-(-rows // 8) * (latent // 32 // UP_WARPS),
                 num_block_reductions=2,
             ),
         ),
@@ -152,5 +152,5 @@ def collect(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
         smem_bytes_per_block=0,
         bytes_in_flight_per_block=8 * 1024,
         max_blocks_per_sm=8,
-        passes=(Pass(num_dependent_loads=1, input_bytes_per_block=2 * width * BF16_BYTES // 6),),
+        passes=(Pass(num_dependent_loads=1, activation_bytes_per_block=2 * width * BF16_BYTES // 6),),
     )

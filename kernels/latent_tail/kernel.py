@@ -45,8 +45,8 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint8, Uint32, const_expr, range_constexpr
 from cutlass.cute.arch.nvvm_wrappers import inline_ptx
 
-from k3sim.kernels import ptx, stamps
-from k3sim.kernels.lamport import await_slots, sum_slots
+from k3sim.kernels.device import ptx, timestamps
+from k3sim.kernels.device.lamport import await_slots, sum_slots
 
 LATENT = 3584
 HIDDEN = 7168
@@ -236,7 +236,7 @@ class TailUp:
         s_y = s_parts + (c.max_rows + 7) // 8 * UP_WARPS * 8 * OUTPUTS * 4  # [max rows, 8] bf16
         s_barrier = s_y + c.max_rows * OUTPUTS * 2
 
-        began = stamps.now("latent_tail")
+        began = timestamps.now("latent_tail")
         # No peer may be stored to before it runs.
         ptx.cluster_arrive()
         if tid == 0:
@@ -264,7 +264,7 @@ class TailUp:
         cute.arch.griddepcontrol_wait()
         if const_expr(c.release_late):
             cute.arch.griddepcontrol_launch_dependents()
-        released = stamps.now("latent_tail")
+        released = timestamps.now("latent_tail")
 
         # A few rows at a time, two warps each: this block's columns of the sum, to every block of the cluster.
         for first in cutlass.range(0, rows, UP_WARPS // 2, unroll=1):
@@ -345,9 +345,9 @@ class TailUp:
                 taken = items[turn] // c.ranks
                 place = Int64(taken * HIDDEN + rank * c.outputs + block * OUTPUTS) * 2
                 ptx.store_to_peer(bases[turn] + place, ptx.shared_load4(s_y + taken * (OUTPUTS * 2)))
-        if const_expr(stamps.on("latent_tail")):  # noqa: SIM102 - one is of the build, the other of the thread
+        if const_expr(timestamps.on("latent_tail")):  # noqa: SIM102 - one is of the build, the other of the thread
             if tid == 0:
-                stamps.record("latent_tail.up", block, began, released)
+                timestamps.record("latent_tail.up", block, began, released)
 
 
 def _arrived(g_address: Int64, words: ptx.Words) -> ptx.Words:

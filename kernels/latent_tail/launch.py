@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.compile_cache import compiled, current_stream, get_cutlass
+from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
 from k3sim.kernels.latent_tail.reference import EPS
+from k3sim.kernels.toolchain.compile_cache import compiled, current_stream, get_cutlass
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ class TailPeers:
         )
 
     @classmethod
-    def looped_back(cls, slots: TailSlots, *, rank: int, rows: int) -> TailPeers:
+    def loopback_fabric(cls, slots: TailSlots, *, rank: int, rows: int) -> TailPeers:
         """Peers of a rank that has none: what it sends to rank p lands in its own slots as if rank p had sent it.
 
         For calls with exactly ``rows`` rows. Every slot and every column is filled, each once, by this rank's data.

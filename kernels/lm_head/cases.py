@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from k3sim.kernels.bench import num_copies
-from k3sim.kernels.cases import Call, Case, Output, Problem, Timed, exactly, generator_on, normal, rows_in_words, within
+from k3sim.kernels.harness.bench import num_copies
+from k3sim.kernels.harness.cases import (
+    Call,
+    Case,
+    Output,
+    Problem,
+    Timed,
+    exactly,
+    generator_on,
+    normal,
+    rows_in_words,
+    within,
+)
 from k3sim.kernels.lm_head import cost
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES
 from k3sim.model.program import Weight
@@ -14,7 +25,7 @@ from k3sim.model.program import Weight
 if TYPE_CHECKING:
     import torch
 
-    from k3sim.kernels.tolerance import Verdict
+    from k3sim.kernels.harness.tolerance import Verdict
 
 DEPTH = 7168
 K = 64

@@ -34,5 +34,5 @@ def select(weights: Sequence[Weight], *, rows: int) -> Work:
         smem_bytes_per_block=16 * 1024,
         bytes_in_flight_per_block=16 * 1024,
         max_blocks_per_sm=4,
-        passes=(Pass(num_dependent_loads=1, input_bytes_per_block=8192, num_block_reductions=8),),
+        passes=(Pass(num_dependent_loads=1, activation_bytes_per_block=8192, num_block_reductions=8),),
     )

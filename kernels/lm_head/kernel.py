@@ -30,7 +30,7 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint32, range_constexpr
 
-from k3sim.kernels import ptx
+from k3sim.kernels.device import ptx
 
 THREADS = 256
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from k3sim.kernels.bench import MIN_COPIES, num_copies
-from k3sim.kernels.cases import Call, Case, Output, Problem, Timed, generator_on, normal, rows_in_words, within
+from k3sim.kernels.harness.bench import MIN_COPIES, num_copies
+from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, generator_on, normal, rows_in_words, within
 from k3sim.kernels.mla_decode import cost
 from k3sim.model.program import Weight
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from k3sim.kernels.work import Barrier, InputForm, Pass, Read, ReadKind, Unit, Work
+from k3sim.kernels.work import ActivationForm, Barrier, Pass, Read, ReadKind, Unit, Work
 from k3sim.model.program import Weight
 
 TOKENS_PER_BLOCK = 64  # one tile of keys: at 8k context 128 blocks run
@@ -45,7 +45,7 @@ def _merge(*, rows: int, heads: int, context: int, kv_lora_rank: int) -> Pass:
     num_splits = min(MAX_SPLITS, -(-context // TOKENS_PER_BLOCK))
     return Pass(
         num_dependent_loads=2,
-        input_bytes_per_block=num_splits * 4 * kv_lora_rank * heads // max(1, min(num_splits, heads)),
+        activation_bytes_per_block=num_splits * 4 * kv_lora_rank * heads // max(1, min(num_splits, heads)),
         num_block_reductions=1,
     )
 
@@ -103,7 +103,7 @@ def _public(
     merge = Pass(
         num_blocks=min(rows * heads, rows * splits),
         num_dependent_loads=2,
-        input_bytes_per_block=splits * 4 * kv_lora_rank,
+        activation_bytes_per_block=splits * 4 * kv_lora_rank,
         num_block_reductions=PUBLIC_MERGE_REDUCTIONS,
     )
     return Work(
@@ -147,7 +147,7 @@ def _clusters(*, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora
     attend = Pass(
         num_address_loads=2,  # the length, then the page
         num_dependent_loads=1,
-        input_bytes_per_block=HEAD_TILE * (kv_lora_rank + 64) * 2,
+        activation_bytes_per_block=HEAD_TILE * (kv_lora_rank + 64) * 2,
         reads=(Read(region="", num_bytes=rows * context * kv_row_bytes, kind=ReadKind.KV_STATE, early=early),),
         flops=2.0 * rows * tiles * HEAD_TILE * context * (2 * kv_lora_rank + 64),
         unit=Unit.BF16,
@@ -163,7 +163,7 @@ def _clusters(*, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora
         num_block_reductions=1, barrier=Barrier.LAST if merges else Barrier.NONE, num_barriers=1 if merges else 0
     )
     merge = Pass(
-        input_bytes_per_block=clusters * HEAD_TILE * (kv_lora_rank // CLUSTER + 2) * 4,
+        activation_bytes_per_block=clusters * HEAD_TILE * (kv_lora_rank // CLUSTER + 2) * 4,
         num_block_reductions=1,
     )
     return Work(
@@ -173,7 +173,7 @@ def _clusters(*, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora
         bytes_in_flight_per_block=(4 if kv_row_bytes <= 576 else 2) * PAGE_TOKENS * kv_row_bytes,
         max_blocks_per_sm=1,
         registers_per_thread=168,
-        queues=True,
+        deep_prefetch=True,
         passes=(attend, add_up, merge) if merges else (attend, add_up),
     )
 
@@ -250,13 +250,13 @@ def lift_gate(weights: Sequence[Weight], *, rows: int, kv_lora_rank: int) -> Wor
         passes=(
             Pass(
                 num_dependent_loads=1,
-                input_bytes_per_block=rows * (kv_lora_rank + 8) * 2,
-                input_form=InputForm.FRAGMENTS,
+                activation_bytes_per_block=rows * (kv_lora_rank + 8) * 2,
+                activation_form=ActivationForm.MMA_FRAGMENTS,
                 reads=(Read(region=one.region, num_bytes=one.num_bytes, early=LIFT_BEFORE_WAIT),),
                 written_bytes=0,
                 flops=(rows + 1) * float(one.num_bytes),
                 unit=Unit.BF16,
-                num_products_in_series=kv_lora_rank // (32 * LIFT_WARPS),
+                num_dependent_mmas=kv_lora_rank // (32 * LIFT_WARPS),
                 num_block_reductions=1,
             ),
         ),
@@ -274,7 +274,7 @@ def lse_merge(weights: Sequence[Weight], *, rows: int, heads: int, ranks: int, k
         passes=(
             Pass(
                 num_dependent_loads=1,
-                input_bytes_per_block=ranks * kv_lora_rank * 2,
+                activation_bytes_per_block=ranks * kv_lora_rank * 2,
                 num_block_reductions=1,
                 barrier=Barrier.NONE,
             ),

@@ -68,7 +68,7 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
-from k3sim.kernels import ptx, stamps
+from k3sim.kernels.device import ptx, timestamps
 
 SCORE_WARPS = 4
 VALUE_WARPS = 8
@@ -437,7 +437,7 @@ def _mla_decode(
     value_warp = warp - SCORE_WARPS
     sBase = Int32(cutlass.memory.SmemAllocator().allocate(shared.total, 128).toint())
 
-    began = stamps.now("mla_decode")
+    began = timestamps.now("mla_decode")
     ptx.cluster_arrive_relaxed()  # answered before the first store to a peer
     cute.arch.griddepcontrol_launch_dependents()
     if const_expr(not configuration.settled_cache):
@@ -606,9 +606,9 @@ def _mla_decode(
             values = [ptx.load_l2(mSlices + one * (HEAD_TILE * SLICE * 4)) for one in range(clusters)]
             _merge(rMerged, slice_stats, values)
             _finish(rMerged, mOutRow, mLogSumRow, writes_log_sum)
-    if const_expr(stamps.on("mla_decode")):  # noqa: SIM102 - one is of the build, the other of the thread
+    if const_expr(timestamps.on("mla_decode")):  # noqa: SIM102 - one is of the build, the other of the thread
         if tid == 0:
-            stamps.record("mla_decode", block + splits * (head_tile + configuration.head_tiles * row), began)
+            timestamps.record("mla_decode", block + splits * (head_tile + configuration.head_tiles * row), began)
 
 
 def _merge(rMerged: cute.Tensor, stats: list[list[Float32]], values: list[ptx.Words]) -> None:

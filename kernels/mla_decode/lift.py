@@ -28,7 +28,7 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
-from k3sim.kernels import ptx, stamps
+from k3sim.kernels.device import ptx, timestamps
 
 LATENT = 512
 VALUES = 128  # of a head
@@ -66,14 +66,14 @@ def _lift_gate(
     group, quad = lane // 4, lane % 4
     allocator = cutlass.memory.SmemAllocator()
     sSums = Int32(allocator.allocate(WARPS * row_tiles * 8 * OUTPUTS * 4, 16).toint())  # [warp, row, value] fp32
-    began = stamps.now("mla_decode")
+    began = timestamps.now("mla_decode")
     cute.arch.griddepcontrol_launch_dependents()
 
     along = (warp * STEPS * 32 + quad * 8) * 2
     gWeight = mValueUp + Int64(head) * head_stride + (part * OUTPUTS + group) * (2 * LATENT) + along
     weights = [ptx.load_weights(gWeight + step * 64) for step in range(STEPS)]
     cute.arch.griddepcontrol_wait()
-    released = stamps.now("mla_decode")
+    released = timestamps.now("mla_decode")
 
     # The gate of the value that this thread finishes; threads beyond the last row repeat it and store nothing.
     row, value = tid // OUTPUTS, part * OUTPUTS + tid % OUTPUTS
@@ -115,9 +115,9 @@ def _lift_gate(
                 ptx.pack_bf16(total, total),
             ],
         )
-    if const_expr(stamps.on("mla_decode")):  # noqa: SIM102 - one is of the build, the other of the thread
+    if const_expr(timestamps.on("mla_decode")):  # noqa: SIM102 - one is of the build, the other of the thread
         if tid == 0:
-            stamps.record("mla_decode.lift_gate", head * (VALUES // OUTPUTS) + part, began, released)
+            timestamps.record("mla_decode.lift_gate", head * (VALUES // OUTPUTS) + part, began, released)
 
 
 def compile_lift_gate(configuration: LiftConfiguration) -> Any:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from k3sim.kernels.bench import num_copies
-from k3sim.kernels.cases import Call, Case, Output, Problem, Timed, generator_on, normal, rows_in_words, within
+from k3sim.kernels.harness.bench import num_copies
+from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, generator_on, normal, rows_in_words, within
 from k3sim.kernels.mla_prep.cost import BF16_BYTES, fused
 from k3sim.kernels.work import Work
 from k3sim.model.program import Weight

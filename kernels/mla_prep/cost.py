@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from k3sim.kernels.work import BARRIERS_BEHIND_STORES, WITH_L1, Barrier, Pass, Read, Unit, Work
+from k3sim.kernels.work import REGISTER_LOAD_CARVE_OUT, Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
@@ -28,21 +28,21 @@ def fused(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int
         bytes_in_flight_per_block=-(-(q_b.num_bytes + w_uk.num_bytes) // (CLUSTER_BLOCKS * heads)),
         register_loads=True,
         # For sm_90a: 580, 635, 693, 877, 1,485 and 1,590 at 1, 2, 4, 8, 12 and 16 rows.
-        straight_instructions=560 + 38 * rows + 450 * (-(-rows // 8) - 1),
+        serial_instructions=560 + 38 * rows + 450 * (-(-rows // 8) - 1),
         max_blocks_per_sm=1,
         registers_per_thread=208,
-        carve_out_percent=WITH_L1,
+        carve_out_percent=REGISTER_LOAD_CARVE_OUT,
         passes=(
             Pass(
                 num_dependent_loads=-(-rows // WARPS),
-                input_bytes_per_block=rows * q_b.depth * BF16_BYTES,
+                activation_bytes_per_block=rows * q_b.depth * BF16_BYTES,
                 reads=(Read(region=q_b.region, num_bytes=q_b.num_bytes, early=True),),
                 flops=2.0 * -(-rows // 8) * 8 * q_b.num_outputs * q_b.depth,
                 unit=Unit.BF16,
-                num_products_in_series=2 * q_b.depth // (32 * WARPS),
+                num_dependent_mmas=2 * q_b.depth // (32 * WARPS),
                 num_block_reductions=2,  # norm, projection
-                barrier=Barrier.CLUSTER,
-                num_barriers=BARRIERS_BEHIND_STORES,
+                barrier=Barrier.CLUSTER_RELEASE,
+                num_barriers=1,
             ),
             Pass(
                 reads=(Read(region=w_uk.region, num_bytes=w_uk.num_bytes, early=True),),
@@ -65,10 +65,10 @@ def public_fused(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_byt
     passes = (
         replace(
             project, unit=Unit.CUDA_CORE, flops=2.0 * (1 + 3.5 * rows) * q_b.num_outputs * q_b.depth,
-            num_products_in_series=0, num_dependent_loads=1,
+            num_dependent_mmas=0, num_dependent_loads=1,
         ),
         replace(absorb, unit=Unit.CUDA_CORE, flops=(rows + 1) * float(w_uk.num_bytes)),
     )  # fmt: skip
     return replace(
-        work, passes=passes, bytes_in_flight_per_block=48 * 1024, register_loads=False, straight_instructions=0
+        work, passes=passes, bytes_in_flight_per_block=48 * 1024, register_loads=False, serial_instructions=0
     )

@@ -32,7 +32,7 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
-from k3sim.kernels import ptx, stamps
+from k3sim.kernels.device import ptx, timestamps
 
 WARPS = 8
 THREADS = 32 * WARPS
@@ -53,7 +53,7 @@ EPSILON = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class MlaPrepConfiguration:
-    carve_out_percent: ClassVar[int] = ptx.WITH_L1
+    carve_out_percent: ClassVar[int] = ptx.REGISTER_LOAD_CARVE_OUT
 
     rows: int
     heads: int
@@ -152,7 +152,7 @@ def _prepare_head(
     sQuery = Int32(allocator.allocate(16 * NOPE * 2, 128).toint())  # [row, value] bf16
     sSums = Int32(allocator.allocate(WARPS * tiles_n * 8 * SHARE * 4, 128).toint())  # [warp, row, value] fp32
     sOut = Int32(allocator.allocate(WARPS * rows * SLICE * 4, 128).toint())  # [warp, row, dimension] fp32
-    began = stamps.now("mla_prep")
+    began = timestamps.now("mla_prep")
     ptx.cluster_arrive()  # answered before the first store to a peer
 
     along = (warp * BLOCKS_K * 32 + quad * 8) * 2
@@ -162,7 +162,7 @@ def _prepare_head(
     key = [ptx.load_weights(gKey + i * (8 * LATENT)) for i in range(4)]
     norm = [ptx.load_cached(mQueryNorm + lane * 16 + at * 512) for at in range(QUERY_LATENT // 256)]
     cute.arch.griddepcontrol_wait()
-    released = stamps.now("mla_prep")
+    released = timestamps.now("mla_prep")
 
     for turn in range_constexpr(tiles_n):
         row = warp + 8 * turn
@@ -263,9 +263,9 @@ def _prepare_head(
                 mQuery + ((Int64(row) * heads + head) * ROW + rank * SLICE + 2 * pair) * 2,
                 Int32(ptx.pack_bf16(totals[0], totals[1])),
             )
-    if const_expr(stamps.on("mla_prep")):  # noqa: SIM102 - one is of the build, the other of the thread
+    if const_expr(timestamps.on("mla_prep")):  # noqa: SIM102 - one is of the build, the other of the thread
         if tid == 0:
-            stamps.record("mla_prep", head * CLUSTER + rank, began, released)
+            timestamps.record("mla_prep", head * CLUSTER + rank, began, released)
 
 
 @cute.kernel

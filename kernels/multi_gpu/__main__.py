@@ -42,8 +42,8 @@ def start(
 
 def work(operators: Sequence[str], *, ranks: int | None, replays: int, seed: int, out: str) -> int:
     """What each of the processes does."""
-    from k3sim.kernels.bench import environment
-    from k3sim.kernels.check import require_gpu
+    from k3sim.kernels.harness.bench import environment
+    from k3sim.kernels.harness.check import require_gpu
 
     require_gpu("checking kernels between GPUs")
     rows: list[Compared] = []

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from k3sim.errors import UserError
 from k3sim.kernels.multi_gpu.delay import Delay
 from k3sim.kernels.multi_gpu.hand_overs import BLOCK_BYTES, HAND_OVERS, Arena, HandOver
-from k3sim.kernels.symmetric import SharedBlock, check_standing, local_block, symmetric_block
+from k3sim.kernels.multi_gpu.symmetric import SharedBlock, check_standing, local_block, symmetric_block
 
 if TYPE_CHECKING:
     import torch

@@ -18,8 +18,8 @@ from k3sim.kernels.multi_gpu.delay import Delay
 if TYPE_CHECKING:
     import torch
 
-    from k3sim.kernels.engine.state import Rank
-    from k3sim.kernels.engine.step import Step
+    from k3sim.kernels.rank.state import Rank
+    from k3sim.kernels.rank.step import Step
 
 NUM_STEPS = 200
 ENGINE_RANKS = (8, 16)
@@ -43,7 +43,7 @@ def check_path(group: Group, path_name: str, num_ranks: int, *, seed: int) -> Co
     delay(shortest_us=1.0)
 
     def decode(skewed: bool) -> torch.Tensor:
-        from k3sim.kernels.engine.state import clear
+        from k3sim.kernels.rank.state import clear
 
         clear(rank, 1, torch.zeros(1, dtype=torch.int32))
         rows = []
@@ -92,11 +92,11 @@ def build(group: Group, path_name: str, num_ranks: int) -> tuple[Rank, Step]:
     """This GPU's rank, exchanging with those of the other processes, and its step."""
     import torch
 
-    from k3sim.kernels.engine.exchange import connect_kernels, connect_symmetric
-    from k3sim.kernels.engine.kernel_calls import KERNEL_CALLS
-    from k3sim.kernels.engine.state import build_rank, clear
-    from k3sim.kernels.engine.step import Step
-    from k3sim.kernels.engine.weights import random_weights
+    from k3sim.kernels.rank.exchange import connect_kernels, connect_symmetric
+    from k3sim.kernels.rank.kernel_calls import KERNEL_CALLS
+    from k3sim.kernels.rank.state import build_rank, clear
+    from k3sim.kernels.rank.step import Step
+    from k3sim.kernels.rank.weights import random_weights
     from k3sim.model.architecture import load_architecture
     from k3sim.model.layout import Layout, Workload
     from k3sim.model.paths import find_path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from k3sim.kernels.compile_cache import compiled, current_stream, get_cutlass
+from k3sim.kernels.toolchain.compile_cache import compiled, current_stream, get_cutlass
 
 if TYPE_CHECKING:
     import torch

@@ -3,7 +3,7 @@
 A ``HandOver`` is a few calls that follow one another, each on inputs of its own, so that what a buffer kept from the
 call before, or from three calls ago, is not the right answer. Inputs are drawn from seeds, so each process also has
 those of its peers and computes what all of them must get. Slots lie in one block of each GPU's memory; where there are
-more ranks than GPUs, ``kernels/symmetric.py`` says whose part a slot holds.
+more ranks than GPUs, ``kernels/multi_gpu/symmetric.py`` says whose part a slot holds.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from k3sim.kernels.cases import Output, Problem, exactly, generator_on, normal, rows_in_words, within
-from k3sim.kernels.symmetric import SharedBlock, landing, sender
+from k3sim.kernels.harness.cases import Output, Problem, exactly, generator_on, normal, rows_in_words, within
+from k3sim.kernels.multi_gpu.symmetric import SharedBlock, landing, sender
 
 if TYPE_CHECKING:
     import torch
 
-    from k3sim.kernels.cases import Judge
-    from k3sim.kernels.tolerance import Verdict
+    from k3sim.kernels.harness.cases import Judge
+    from k3sim.kernels.harness.tolerance import Verdict
 
 HIDDEN, LATENT, EXPERTS, TOP_K = 7168, 3584, 896, 16
 HEADS, ATTENTION_LATENT, PAGE_TOKENS, CACHE_ROW = 12, 512, 64, 576
@@ -219,7 +219,7 @@ def router_topk(arena: Arena, num_ranks: int, device: str, seed: int) -> HandOve
 
         def judge_ids(found: torch.Tensor, logits: torch.Tensor, name: str) -> Verdict:
             # Choices a rounding apart may change places: what is chosen must be as good as the reference's.
-            from k3sim.kernels.tolerance import Verdict
+            from k3sim.kernels.harness.tolerance import Verdict
 
             order = found.sort(-1).values
             if bool((found < 0).any()) or bool((found >= EXPERTS).any()) or bool((order.diff(dim=-1) == 0).any()):

@@ -12,7 +12,7 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64
 
-from k3sim.kernels import ptx
+from k3sim.kernels.device import ptx
 
 
 @cute.kernel

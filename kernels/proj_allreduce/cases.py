@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.attn_res import cost as attn_res_cost
-from k3sim.kernels.bench import MIN_COPIES, num_copies
-from k3sim.kernels.cases import (
+from k3sim.kernels.harness.bench import MIN_COPIES, num_copies
+from k3sim.kernels.harness.cases import (
     Call,
     Case,
     Output,
@@ -34,7 +34,7 @@ from k3sim.model.program import Weight
 if TYPE_CHECKING:
     import torch
 
-    from k3sim.kernels.tolerance import Verdict
+    from k3sim.kernels.harness.tolerance import Verdict
 
     Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -230,7 +230,7 @@ def _tail_timed(ranks: int, rows: int) -> Callable[[str, int, int], Timed]:
 
         generator, outputs = generator_on(device, seed), HIDDEN // ranks
         slots = tail.TailSlots.allocate(ranks=ranks, max_rows=rows, device=device)
-        peers = tail.TailPeers.looped_back(slots, rank=0, rows=rows)
+        peers = tail.TailPeers.loopback_fabric(slots, rank=0, rows=rows)
         latent, shared = normal((rows, LATENT), generator), normal((rows, HIDDEN), generator, scale=1 / ranks)
         norm = 1 + normal((LATENT,), generator, scale=0.125)
         copies = num_copies(outputs * LATENT * BF16_BYTES, l2_bytes)

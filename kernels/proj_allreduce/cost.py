@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES, ring
-from k3sim.kernels.work import WITH_L1, Barrier, InputForm, Pass, Read, Unit, Work
+from k3sim.kernels.work import REGISTER_LOAD_CARVE_OUT, ActivationForm, Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
 CHUNK = 8  # values of a copy
@@ -29,7 +29,7 @@ def produce(weights: Sequence[Weight], *, rows: int) -> Work:
 def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
     """16 outputs a block, its weights in registers before the wait; then x, the products, and a chunk a thread sent.
 
-    x goes through shared memory, and the sums of the warps meet: two meetings of a block. The addresses of the peers
+    x goes through shared memory, and the sums of the warps meet: two barriers of a block. The addresses of the peers
     were read before the wait.
     """
     (one,) = weights
@@ -45,22 +45,22 @@ def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
         bytes_in_flight_per_block=one.num_bytes // num_blocks,
         max_blocks_per_sm=2048 // (32 * warps),
         registers_per_thread=72 if blocks_k // warps <= 6 else 128,
-        queues=True,
+        deep_prefetch=True,
         register_loads=True,
-        triggers_behind_loads=True,
+        triggers_after_loads=True,
         # Copies of x, products, and the rest; for sm_90a 171, 225 and 347 at 1, 8 and 16 rows of K 768, 229, 352 and
         # 652 of K 1536.
-        straight_instructions=113 + 12 * copies + 8 * -(-taken // 8) * (blocks_k // warps),
-        carve_out_percent=WITH_L1,
+        serial_instructions=113 + 12 * copies + 8 * -(-taken // 8) * (blocks_k // warps),
+        carve_out_percent=REGISTER_LOAD_CARVE_OUT,
         passes=(
             Pass(
                 num_dependent_loads=1,
-                input_bytes_per_block=rows * one.depth * BF16_BYTES,
-                input_form=InputForm.COPIES,
+                activation_bytes_per_block=rows * one.depth * BF16_BYTES,
+                activation_form=ActivationForm.CP_ASYNC,
                 reads=(Read(region=one.region, num_bytes=one.num_bytes, early=True),),
                 flops=2.0 * -(-rows // 8) * 8 * one.num_outputs * one.depth,
                 unit=Unit.BF16,
-                num_products_in_series=blocks_k // warps,
+                num_dependent_mmas=blocks_k // warps,
                 num_block_reductions=2,
             ),
         ),
@@ -87,7 +87,7 @@ def consume(weights: Sequence[Weight], *, rows: int, hidden: int, slots: int) ->
             Pass(
                 num_dependent_loads=2,
                 # Residual and snapshot part were loaded before the polling.
-                input_bytes_per_block=slots * row_bytes // CLUSTER_BLOCKS,
+                activation_bytes_per_block=slots * row_bytes // CLUSTER_BLOCKS,
                 reads=(Read(region="", num_bytes=3 * row_bytes, early=True),),
                 num_block_reductions=3,
                 barrier=Barrier.CLUSTER,

@@ -73,8 +73,8 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
-from k3sim.kernels import ptx, stamps
-from k3sim.kernels.lamport import BUFFERS, CHUNK, CONTROL_ROWS, EMPTY, await_slots, sum_slots, turn_buffer
+from k3sim.kernels.device import ptx, timestamps
+from k3sim.kernels.device.lamport import BUFFERS, CHUNK, CONTROL_ROWS, EMPTY, await_slots, sum_slots, turn_buffer
 
 MAX_BLOCKS_K = 12  # 32-wide blocks along K whose weights a thread holds
 TILE = 16  # outputs of a block of ``produce``
@@ -92,7 +92,7 @@ class ProduceConfiguration:
     writes these must have ended by then, which the caller knows.
     """
 
-    carve_out_percent: ClassVar[int] = ptx.WITH_L1
+    carve_out_percent: ClassVar[int] = ptx.REGISTER_LOAD_CARVE_OUT
 
     rows: int
     depth: int
@@ -170,7 +170,7 @@ def _produce(
     sX = Int32(allocator.allocate(rows * configuration.x_stride, 128).toint())
     sSums = Int32(allocator.allocate(warps * tiles_n * 8 * TILE * 4, 128).toint())  # [warp, row, output] fp32
 
-    began = stamps.now("proj_allreduce")
+    began = timestamps.now("proj_allreduce")
     along = (warp * blocks_k * 32 + quad * 8) * 2
     gWeight = mWeight + (Int64(block) * TILE + group) * (2 * depth) + along
     weights = []
@@ -189,7 +189,7 @@ def _produce(
     cute.arch.griddepcontrol_wait()
     if const_expr(not configuration.release_early):
         cute.arch.griddepcontrol_launch_dependents()
-    released = stamps.now("proj_allreduce")
+    released = timestamps.now("proj_allreduce")
 
     row_chunks = depth // CHUNK
     for step in range_constexpr(-(-rows * row_chunks // threads)):
@@ -238,9 +238,9 @@ def _produce(
                         values[4 * at + i] = values[4 * at + i] + ptx.bits_as_float(words[i])
             packed = [ptx.without_negative_zero(ptx.pack_bf16(values[2 * i], values[2 * i + 1])) for i in range(4)]
             ptx.store_to_peer(gPeers[step] + ((slot + row) * hidden + block * TILE + half * CHUNK) * 2, packed)
-    if const_expr(stamps.on("proj_allreduce")):  # noqa: SIM102 - one is of the build, the other of the thread
+    if const_expr(timestamps.on("proj_allreduce")):  # noqa: SIM102 - one is of the build, the other of the thread
         if tid == 0:
-            stamps.record(f"proj_allreduce.produce {hidden}x{depth}", block, began, released)
+            timestamps.record(f"proj_allreduce.produce {hidden}x{depth}", block, began, released)
 
 
 def _warp_sum(value: Float32) -> Float32:
@@ -275,7 +275,7 @@ def _consume_row(
     allocator = cutlass.memory.SmemAllocator()
     sWarps = Int32(allocator.allocate(warps * 16, 16).toint())  # [warp, sum] fp32
     sBlocks = Int32(allocator.allocate(CLUSTER * 16, 16).toint())  # [block of the cluster, sum] fp32
-    began = stamps.now("proj_allreduce")
+    began = timestamps.now("proj_allreduce")
     ptx.cluster_arrive()  # answered before the first store to another block
     if const_expr(configuration.release_next):
         cute.arch.griddepcontrol_launch_dependents()
@@ -311,7 +311,7 @@ def _consume_row(
         gSlots = mReceived + buffer * buffer_bytes + at * 2
     rArrived = cute.make_rmem_tensor((slots * 4,), Uint32)
     await_slots(gSlots, rArrived, slots, slot_bytes, configuration.empty)
-    arrived = stamps.now("proj_allreduce")
+    arrived = timestamps.now("proj_allreduce")
     total = sum_slots(rArrived, slots)
     if const_expr(configuration.residual):
         total = [one + other for one, other in zip(total, residual, strict=True)]
@@ -374,10 +374,10 @@ def _consume_row(
             turn_buffer(mControl, buffer, before, rows, CLUSTER * rows)
     # Launches that wait for this one rely on everything before it, ``produce`` included.
     cute.arch.griddepcontrol_wait()
-    if const_expr(stamps.on("proj_allreduce")):  # noqa: SIM102 - one is of the build, the other of the thread
+    if const_expr(timestamps.on("proj_allreduce")):  # noqa: SIM102 - one is of the build, the other of the thread
         if tid == 0:  # released by what it polls for
             name = "consume_gathered" if configuration.gathered else "consume"
-            stamps.record(f"proj_allreduce.{name}", row * CLUSTER + rank, began, arrived)
+            timestamps.record(f"proj_allreduce.{name}", row * CLUSTER + rank, began, arrived)
 
 
 @cute.kernel

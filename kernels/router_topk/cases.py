@@ -9,8 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from k3sim.kernels.bench import MIN_COPIES, num_copies
-from k3sim.kernels.cases import Call, Case, Output, Problem, Timed, exactly, generator_on, normal, rows_in_words, within
+from k3sim.kernels.harness.bench import MIN_COPIES, num_copies
+from k3sim.kernels.harness.cases import (
+    Call,
+    Case,
+    Output,
+    Problem,
+    Timed,
+    exactly,
+    generator_on,
+    normal,
+    rows_in_words,
+    within,
+)
 from k3sim.kernels.router_topk.cost import FP32_BYTES, gather_select, gather_topk
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES, ring_push
 from k3sim.model.program import Weight

@@ -19,7 +19,7 @@ def selection(*, experts: int, latent: int, num_quantise_reductions: int) -> Pas
     """The selection as one pass of a block, with the latent quantised beside it where asked."""
     return Pass(
         num_dependent_loads=1,
-        input_bytes_per_block=experts * FP32_BYTES + latent * 2,
+        activation_bytes_per_block=experts * FP32_BYTES + latent * 2,
         num_block_reductions=SELECTION_ROUNDS + 1 + num_quantise_reductions,
     )
 
@@ -45,7 +45,7 @@ def select(weights: Sequence[Weight], *, rows: int, experts: int, latent: int) -
 def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:
     """The kernel behind a divided front: a block a row selects, two collect the latent, which travels in fp32.
 
-    A push sends ``4 * (experts + latent) / ranks`` bytes a row to each peer. Four meetings of the block that selects
+    A push sends ``4 * (experts + latent) / ranks`` bytes a row to each peer. Four barriers of the block that selects
     (kernel.py); the larger input, half of the latent, is of the blocks beside it.
     """
     return Work(
@@ -56,6 +56,6 @@ def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:
         max_blocks_per_sm=4,
         registers_per_thread=32,
         passes=(
-            Pass(num_dependent_loads=1, input_bytes_per_block=latent * FP32_BYTES // 2, num_block_reductions=4),
+            Pass(num_dependent_loads=1, activation_bytes_per_block=latent * FP32_BYTES // 2, num_block_reductions=4),
         ),
     )

@@ -26,7 +26,7 @@ Why this shape
     Latency is all: 3.6 KB a row. A key is 64 bits, score above complemented id, so all keys differ and comparing keys
     is the whole order. The largest keys of 56 groups of 16 are found by two shuffles; the 16th largest of those bounds
     the answer from below, because 16 keys at least reach it, and keys that reach it lie in 16 groups, 256 at most and
-    20 as a rule. These few are ranked by counting, spread over all threads. Four block meetings in all, against 16
+    20 as a rule. These few are ranked by counting, spread over all threads. Four block barriers in all, against 16
     rounds of a repeated maximum or eight of a radix search, and no step whose cost depends on the values except the
     last count.
 
@@ -47,8 +47,8 @@ from cuda.bindings.driver import CUstream
 from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32, const_expr, range_constexpr
 from cutlass.cute.arch.nvvm_wrappers import inline_ptx
 
-from k3sim.kernels import ptx, stamps
-from k3sim.kernels.ordered_key import exchange_key, larger_key, load_key, ordered_key, store_key
+from k3sim.kernels.device import ptx, timestamps
+from k3sim.kernels.device.ordered_key import exchange_key, larger_key, load_key, ordered_key, store_key
 
 EXPERTS = 896
 TOP_K = 16
@@ -281,7 +281,7 @@ class GatherTopk:
         s_candidates = cute.arch.get_dyn_smem(Uint8, alignment=16).toint().to(Int32)
         experts, columns = EXPERTS // c.num_shards, LATENT // c.num_shards  # of one shard
         g_row = slots + Int64(row * ((experts + columns) * 4))
-        began = stamps.now("router_topk")
+        began = timestamps.now("router_topk")
         if const_expr(c.release_next):
             cute.arch.griddepcontrol_launch_dependents()
         if part == 0:
@@ -308,9 +308,9 @@ class GatherTopk:
         if const_expr(c.early):
             # Launches that wait for this one rely on everything before it.
             cute.arch.griddepcontrol_wait()
-        if const_expr(stamps.on("router_topk")):  # noqa: SIM102 - one is of the build, the other of the thread
+        if const_expr(timestamps.on("router_topk")):  # noqa: SIM102 - one is of the build, the other of the thread
             if tid == 0:
-                stamps.record("router_topk.gather", row * cute.arch.grid_dim()[0] + part, began)
+                timestamps.record("router_topk.gather", row * cute.arch.grid_dim()[0] + part, began)
 
 
 def compile_router(configuration: RouterConfiguration) -> Any:

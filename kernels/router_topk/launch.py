@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.compile_cache import compiled, current_stream, get_cutlass
+from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
+from k3sim.kernels.toolchain.compile_cache import compiled, current_stream, get_cutlass
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from k3sim.kernels.bench import num_copies
-from k3sim.kernels.cases import (
+from k3sim.kernels.harness.bench import num_copies
+from k3sim.kernels.harness.cases import (
     Call,
     Case,
     Output,
@@ -19,9 +19,9 @@ from k3sim.kernels.cases import (
     rows_in_words,
     within,
 )
-from k3sim.kernels.catalogue import GEMV_SHAPES
 from k3sim.kernels.skinny_gemv.configuration import Epilogue
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES, ring, ring_push
+from k3sim.kernels.toolchain.catalogue import GEMV_SHAPES
 from k3sim.model.program import Weight
 
 if TYPE_CHECKING:

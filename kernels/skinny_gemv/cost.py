@@ -27,7 +27,7 @@ from k3sim.kernels.skinny_gemv.configuration import (
     measured_tilings,
     rule_tiling,
 )
-from k3sim.kernels.work import BARRIERS_BEHIND_STORES, Barrier, InputForm, Pass, Read, Unit, Work
+from k3sim.kernels.work import ActivationForm, Barrier, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
@@ -61,7 +61,7 @@ def _tensor_core(weights: Sequence[Weight], rows: int, *, early: bool, sent_byte
     split = max(1, min(128 // num_tiles, weights[0].depth // 1024))
     passes = Pass(
         num_dependent_loads=1 + (2 if split > 1 else 0),
-        input_bytes_per_block=rows * weights[0].depth * BF16_BYTES // split,
+        activation_bytes_per_block=rows * weights[0].depth * BF16_BYTES // split,
         reads=_reads(weights, early=early),
         flops=sum(2.0 * max(rows, 16) * one.num_outputs * one.depth for one in weights),
         unit=Unit.BF16,
@@ -100,7 +100,7 @@ def column_pair(weights: Sequence[Weight], *, rows: int) -> Work:
         passes=(
             Pass(
                 num_dependent_loads=1,
-                input_bytes_per_block=rows * weights[0].depth * BF16_BYTES,
+                activation_bytes_per_block=rows * weights[0].depth * BF16_BYTES,
                 reads=_reads(weights, early=False),
                 flops=_flops(weights, rows),
                 num_block_reductions=1,
@@ -117,7 +117,7 @@ def low_latency(weights: Sequence[Weight], *, rows: int) -> Work:
 
 
 def ring(weights: Sequence[Weight], *, rows: int, sent_bytes_per_peer: int = 0) -> Work:
-    """The size-matched form; ``sent_bytes_per_peer`` is what its epilogue pushes to each peer."""
+    """The low-batch-kernels form; ``sent_bytes_per_peer`` is what its epilogue pushes to each peer."""
     if not _on_cuda_cores(weights, rows):
         return _tensor_core(weights, rows, early=True, sent_bytes_per_peer=sent_bytes_per_peer)
     num_outputs = sum(one.num_outputs for one in weights)
@@ -133,7 +133,7 @@ def ring(weights: Sequence[Weight], *, rows: int, sent_bytes_per_peer: int = 0) 
         passes=(
             Pass(
                 num_dependent_loads=1,
-                input_bytes_per_block=rows * weights[0].depth * BF16_BYTES // split,
+                activation_bytes_per_block=rows * weights[0].depth * BF16_BYTES // split,
                 reads=_reads(weights, early=True),
                 flops=_flops(weights, rows),
                 num_block_reductions=1,
@@ -167,10 +167,10 @@ def resident_after_combine(weights: Sequence[Weight], *, rows: int, hidden: int)
     work = resident(weights, rows=rows)
     combine = Pass(
         num_dependent_loads=1,
-        input_bytes_per_block=3 * rows * hidden * BF16_BYTES,
+        activation_bytes_per_block=3 * rows * hidden * BF16_BYTES,
         num_block_reductions=2,
     )
-    multiply = replace(work.passes[0], num_dependent_loads=0, input_bytes_per_block=0)
+    multiply = replace(work.passes[0], num_dependent_loads=0, activation_bytes_per_block=0)
     return replace(work, passes=(combine, multiply, *work.passes[1:]))
 
 
@@ -203,9 +203,9 @@ def _tiled(
     multiply = Pass(
         num_dependent_loads=1,
         # In the mma form x comes slot by slot with the weights, each lane asking for its own operands.
-        input_bytes_per_block=input_bytes // slots,
-        later_input_bytes_per_block=input_bytes - input_bytes // slots,
-        input_form=InputForm.FRAGMENTS if config.is_mma else InputForm.ROWS,
+        activation_bytes_per_block=input_bytes // slots,
+        streamed_activation_bytes_per_block=input_bytes - input_bytes // slots,
+        activation_form=ActivationForm.MMA_FRAGMENTS if config.is_mma else ActivationForm.COALESCED,
         reads=_reads(weights, early=True),
         flops=(
             sum(2.0 * max(rows, 8 * config.column_tiles) * 2 * one.num_outputs * one.depth for one in weights)
@@ -214,13 +214,13 @@ def _tiled(
         ),
         unit=Unit.BF16 if config.is_mma else Unit.CUDA_CORE,
         # Of the mma form each stage adds two products to the sums of the one before, for each step along K.
-        num_products_in_series=2 * config.tiling.steps_per_stage * config.num_stages if config.is_mma else 0,
+        num_dependent_mmas=2 * config.tiling.steps_per_stage * config.num_stages if config.is_mma else 0,
         num_stages=0 if config.is_mma else config.num_stages,
         stage_instructions=_stage_instructions(config),
         # Sums over a warp are in the stages; those of the warps are added up at once, without a tree.
         num_block_reductions=1 if config.is_mma else 0,
-        barrier=Barrier.CLUSTER if config.tiling.split > 1 else Barrier.NONE,
-        num_barriers=BARRIERS_BEHIND_STORES if config.tiling.split > 1 else 0,
+        barrier=Barrier.CLUSTER_RELEASE if config.tiling.split > 1 else Barrier.NONE,
+        num_barriers=1 if config.tiling.split > 1 else 0,
     )
     return Work(
         num_blocks=num_blocks,
@@ -233,7 +233,7 @@ def _tiled(
         ring_slots=min(config.tiling.stages, config.num_stages),
         max_blocks_per_sm=2048 // config.threads,
         registers_per_thread=_registers(config, pushes=bool(sent_bytes_per_peer)),
-        queues=True,
+        deep_prefetch=True,
         passes=(multiply,),
         sent_bytes_per_peer=sent_bytes_per_peer,
     )

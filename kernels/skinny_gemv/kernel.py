@@ -55,7 +55,7 @@ from cuda.bindings.driver import CUstream
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint8, Uint32, const_expr, range_constexpr, select_
 from cutlass.cute.arch.nvvm_wrappers import inline_ptx
 
-from k3sim.kernels import ptx, stamps
+from k3sim.kernels.device import ptx, timestamps
 from k3sim.kernels.skinny_gemv.configuration import CHUNK, WARP, Epilogue, GemvConfiguration
 
 
@@ -303,7 +303,7 @@ class SkinnyGemv:
         row_step = tiling.groups * rows_per_stage
         num_stages = (num_local + row_step - 1 - group * rows_per_stage) // row_step
 
-        began = stamps.now("skinny_gemv")
+        began = timestamps.now("skinny_gemv")
         s_thread = s_ring + tid * 16
         for stage in range_constexpr(stages):
             if const_expr(stage >= config.early_stages):
@@ -313,7 +313,7 @@ class SkinnyGemv:
             )
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
-        released = stamps.now("skinny_gemv")
+        released = timestamps.now("skinny_gemv")
         self._load_operand(operand, first, num_columns, tid, r_operand)
 
         r_x = []
@@ -347,14 +347,14 @@ class SkinnyGemv:
 
     def _stamp(self, tid: Int32, began: Int64, released: Int64) -> None:
         """The end is that of the products: what is left is a meeting of the block and its stores."""
-        if stamps.on("skinny_gemv"):
+        if timestamps.on("skinny_gemv"):
             self._record(tid, began, released)
 
     @cute.jit
     def _record(self, tid: Int32, began: Int64, released: Int64) -> None:
         if tid == 0:
             name = f"skinny_gemv {self.config.num_outputs}x{self.config.depth}"
-            stamps.record(name, cute.arch.block_idx()[0], began, released)
+            timestamps.record(name, cute.arch.block_idx()[0], began, released)
 
     @cute.jit
     def _multiply_mma(
@@ -396,14 +396,14 @@ class SkinnyGemv:
         rows_exist = [config.rows >= 8 * (n + 1) or row_in_tile + 8 * n < config.rows for n in range(column_tiles)]
         all_exist = [True] * (2 * row_tiles)
 
-        began = stamps.now("skinny_gemv")
+        began = timestamps.now("skinny_gemv")
         s_thread = s_ring + tid * 16
         for stage in range_constexpr(stages):
             self._request_steps(g_rows, all_exist, start, stage, s_thread + stage * stage_bytes, 0)
         cute.arch.cp_async_commit_group()
         cute.arch.griddepcontrol_launch_dependents()
         cute.arch.griddepcontrol_wait()
-        released = stamps.now("skinny_gemv")
+        released = timestamps.now("skinny_gemv")
         self._load_operand(operand, first, num_columns, tid, r_operand)
         for stage in range_constexpr(stages):
             self._request_steps(g_x_rows, rows_exist, start, stage, s_thread + stage * stage_bytes, s_x_offset)

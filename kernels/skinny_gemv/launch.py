@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from k3sim.kernels.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.compile_cache import compiled, current_stream
+from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
 from k3sim.kernels.skinny_gemv.configuration import (
     MAX_PEERS,
     MAX_ROWS,
@@ -25,6 +24,7 @@ from k3sim.kernels.skinny_gemv.configuration import (
     measured_tilings,
     rule_tiling,
 )
+from k3sim.kernels.toolchain.compile_cache import compiled, current_stream
 
 _WITH_OPERAND = (Epilogue.ADD, Epilogue.SIGMOID_GATE)
 

@@ -12,8 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from k3sim.kernels.bench import MIN_COPIES, num_copies
-from k3sim.kernels.cases import Call, Case, Output, Problem, Timed, exactly, generator_on, normal, rows_in_words, within
+from k3sim.kernels.harness.bench import MIN_COPIES, num_copies
+from k3sim.kernels.harness.cases import (
+    Call,
+    Case,
+    Output,
+    Problem,
+    Timed,
+    exactly,
+    generator_on,
+    normal,
+    rows_in_words,
+    within,
+)
 from k3sim.kernels.kda_decode.cases import CONV_WIDTH, D, fla_calls, judge_state
 from k3sim.kernels.kda_decode.cases import inputs as kda_decode_inputs
 from k3sim.kernels.mla_prep.cases import MERGED_WIDTH
@@ -23,7 +34,7 @@ from k3sim.kernels.work import Work
 if TYPE_CHECKING:
     import torch
 
-    from k3sim.kernels.tolerance import Verdict
+    from k3sim.kernels.harness.tolerance import Verdict
 
     MakeProblem = Callable[[str, int], Problem]
     MakeTimed = Callable[[str, int, int], Timed]
@@ -486,7 +497,7 @@ def _sample_problem(ranks: int, rows: int, draw: bool) -> MakeProblem:
     def make(device: str, seed: int) -> Problem:
         import torch
 
-        from k3sim.kernels.tolerance import Verdict
+        from k3sim.kernels.harness.tolerance import Verdict
         from k3sim.kernels.unfused import launch, reference
 
         values, ids = candidates(ranks, rows, seed, device)

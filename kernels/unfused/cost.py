@@ -18,7 +18,7 @@ def _small(
     num_blocks: int,
     addresses: int = 0,
     loads: int = 1,
-    input_bytes_per_block: int = 0,
+    activation_bytes_per_block: int = 0,
     reads: tuple[Read, ...] = (),
     written_bytes: int = 0,
     reductions: int = 0,
@@ -36,7 +36,7 @@ def _small(
             Pass(
                 num_address_loads=addresses,
                 num_dependent_loads=loads,
-                input_bytes_per_block=input_bytes_per_block,
+                activation_bytes_per_block=activation_bytes_per_block,
                 reads=reads,
                 written_bytes=written_bytes,
                 flops=flops,
@@ -61,9 +61,9 @@ def all_reduce(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int)
     row_bytes = rows * hidden * BF16_BYTES
     return _small(
         num_blocks=blocks,
-        input_bytes_per_block=row_bytes // blocks,
+        activation_bytes_per_block=row_bytes // blocks,
         sent_bytes_per_peer=row_bytes,
-        then=(Pass(num_dependent_loads=1, input_bytes_per_block=ranks * row_bytes // blocks),),
+        then=(Pass(num_dependent_loads=1, activation_bytes_per_block=ranks * row_bytes // blocks),),
     )
 
 
@@ -93,28 +93,28 @@ def recurrent_update(weights: Sequence[Weight], *, rows: int, heads: int, state_
 
 def gated_norm(weights: Sequence[Weight], *, rows: int, heads: int, head_dim: int) -> Work:
     """Per-head RMSNorm times the sigmoid of the output gate."""
-    return _small(num_blocks=rows * heads, input_bytes_per_block=2 * head_dim * BF16_BYTES, reductions=1)
+    return _small(num_blocks=rows * heads, activation_bytes_per_block=2 * head_dim * BF16_BYTES, reductions=1)
 
 
 def norm(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """RMSNorm of ``[rows, width]``, one block a row."""
     parameters = Read(region="", num_bytes=width * BF16_BYTES)
-    return _small(num_blocks=rows, input_bytes_per_block=width * BF16_BYTES, reads=(parameters,), reductions=1)
+    return _small(num_blocks=rows, activation_bytes_per_block=width * BF16_BYTES, reads=(parameters,), reductions=1)
 
 
 def elementwise(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """One load and one store an element: SiTU, the sigmoid gate, a copy out of the receive buffer."""
-    return _small(num_blocks=-(-rows * width // 2048), input_bytes_per_block=2 * 2048 * BF16_BYTES)
+    return _small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=2 * 2048 * BF16_BYTES)
 
 
 def quantise(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """MXFP8 of ``[rows, width]``: a maximum over each 32 elements, within a warp."""
-    return _small(num_blocks=-(-rows * width // 2048), input_bytes_per_block=2048 * BF16_BYTES, reductions=1)
+    return _small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=2048 * BF16_BYTES, reductions=1)
 
 
 def routing(weights: Sequence[Weight], *, rows: int, experts: int) -> Work:
     """Sigmoid, bias and top-16: selection rounds, then the renormalisation."""
-    return _small(num_blocks=rows, loads=2, input_bytes_per_block=experts * 4, reductions=8 + 1)
+    return _small(num_blocks=rows, loads=2, activation_bytes_per_block=experts * 4, reductions=8 + 1)
 
 
 def permutation(weights: Sequence[Weight], *, rows: int, experts: int) -> Work:
@@ -128,7 +128,7 @@ def permutation(weights: Sequence[Weight], *, rows: int, experts: int) -> Work:
     """
     sweep = Pass(num_block_reductions=1, barrier=Barrier.CLUSTER, num_barriers=1)
     return _small(
-        num_blocks=8, loads=2, input_bytes_per_block=rows * 16 * 8, reductions=1, then=(sweep, sweep, sweep)
+        num_blocks=8, loads=2, activation_bytes_per_block=rows * 16 * 8, reductions=1, then=(sweep, sweep, sweep)
     )
 
 
@@ -138,7 +138,7 @@ def batched_gemm(weights: Sequence[Weight], *, rows: int) -> Work:
     blocks = max(1, one.num_bytes // (16 * 1024))
     return _small(
         num_blocks=blocks,
-        input_bytes_per_block=rows * 1024,
+        activation_bytes_per_block=rows * 1024,
         reads=(Read(region=one.region, num_bytes=one.num_bytes),),
         flops=(rows + 1) * float(one.num_bytes),
         reductions=1,
@@ -147,14 +147,14 @@ def batched_gemm(weights: Sequence[Weight], *, rows: int) -> Work:
 
 def query_and_cache(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int) -> Work:
     """Builds and quantises the query and inserts the new row into the paged cache."""
-    return _small(num_blocks=rows * heads, loads=2, input_bytes_per_block=2 * 576, written_bytes=rows * kv_row_bytes)
+    return _small(num_blocks=rows * heads, loads=2, activation_bytes_per_block=2 * 576, written_bytes=rows * kv_row_bytes)
 
 
 def query_gather(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int) -> Work:
     """Context parallel: pushes this rank's quantised heads to the ranks that hold the other tokens, and polls."""
     return _small(
         num_blocks=rows * heads,
-        input_bytes_per_block=kv_row_bytes,
+        activation_bytes_per_block=kv_row_bytes,
         sent_bytes_per_peer=rows * heads * kv_row_bytes,
         then=(Pass(num_dependent_loads=1),),
     )
@@ -162,7 +162,7 @@ def query_gather(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_byt
 
 def sample(weights: Sequence[Weight], *, rows: int, ranks: int) -> Work:
     """Draws the token from every rank's candidates: one block a row, a selection and a prefix sum."""
-    return _small(num_blocks=rows, input_bytes_per_block=ranks * 64 * 8, reductions=8 + 2)
+    return _small(num_blocks=rows, activation_bytes_per_block=ranks * 64 * 8, reductions=8 + 2)
 
 
 def advance(weights: Sequence[Weight], *, rows: int) -> Work:
@@ -172,18 +172,18 @@ def advance(weights: Sequence[Weight], *, rows: int) -> Work:
 
 def poll(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """Copies arrived data out of the receive buffer, which is the wait of whoever needs all of it."""
-    return _small(num_blocks=-(-rows * width // 2048), input_bytes_per_block=2048 * BF16_BYTES)
+    return _small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=2048 * BF16_BYTES)
 
 
 def copy(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """A row kept aside: one load and one store an element."""
-    return _small(num_blocks=-(-rows * width // 2048), input_bytes_per_block=2048 * BF16_BYTES)
+    return _small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=2048 * BF16_BYTES)
 
 
 def gather(weights: Sequence[Weight], *, rows: int, width: int, ranks: int) -> Work:
     """Every rank's logits (fp32) to every rank."""
     sent_bytes = rows * width // ranks * 4
-    return _small(num_blocks=-(-rows * width // 2048), input_bytes_per_block=8192, sent_bytes_per_peer=sent_bytes)
+    return _small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=8192, sent_bytes_per_peer=sent_bytes)
 
 
 def argmax(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
@@ -191,7 +191,7 @@ def argmax(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     blocks = 64 * rows
     return _small(
         num_blocks=blocks,
-        input_bytes_per_block=4 * rows * width // blocks,
+        activation_bytes_per_block=4 * rows * width // blocks,
         reductions=1,
         then=(Pass(num_dependent_loads=2, num_block_reductions=1),),
     )

@@ -12,7 +12,7 @@ How data moves
     16 bytes a thread, eight blocks a row. ``embedding_push`` writes for ``latent_tail.collect``, whose sign for "not
     arrived" is a word of all ones; a table that holds one sends the usual NaN in its place. ``all_reduce`` stores its
     chunks into slot ``rank`` of every peer, its own included, then polls the same chunks of all its slots
-    (``kernels/lamport.py`` has the protocol and why it needs no flag; buffers are those of ``proj_allreduce``, and the
+    (``kernels/device/lamport.py`` has the protocol and why it needs no flag; buffers are those of ``proj_allreduce``, and the
     two may take turns on them). What it reads again it has written itself, so ``out`` may be ``x``.
 
 Why this shape
@@ -35,8 +35,8 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64, Uint32, const_expr, range_constexpr
 
-from k3sim.kernels import ptx
-from k3sim.kernels.lamport import BUFFERS, CHUNK, CONTROL_ROWS, EMPTY, await_slots, sum_slots, turn_buffer
+from k3sim.kernels.device import ptx
+from k3sim.kernels.device.lamport import BUFFERS, CHUNK, CONTROL_ROWS, EMPTY, await_slots, sum_slots, turn_buffer
 from k3sim.kernels.latent_tail.kernel import not_empty
 
 BLOCKS_PER_ROW = 8

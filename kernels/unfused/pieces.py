@@ -5,7 +5,7 @@ from __future__ import annotations
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
-from k3sim.kernels import ptx
+from k3sim.kernels.device import ptx
 
 LOG2E = 1.4426950408889634
 

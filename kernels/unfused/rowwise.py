@@ -29,7 +29,7 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, const_expr, range_constexpr
 
-from k3sim.kernels import ptx
+from k3sim.kernels.device import ptx
 from k3sim.kernels.unfused.pieces import block_sum, sigmoid, tanh
 
 CHUNK = 8

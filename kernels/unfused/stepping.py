@@ -30,8 +30,8 @@ import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint32, Uint64, const_expr, range_constexpr
 
-from k3sim.kernels import ptx
-from k3sim.kernels.ordered_key import exchange_key, larger_key, load_key, ordered_key, store_key
+from k3sim.kernels.device import ptx
+from k3sim.kernels.device.ordered_key import exchange_key, larger_key, load_key, ordered_key, store_key
 from k3sim.kernels.unfused.pieces import LOG2E
 
 CANDIDATES = 64

@@ -13,15 +13,17 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from k3sim.calibrate import calibration, own_links, own_steps, probes
-from k3sim.calibrate.check import Checked, check, summary
-from k3sim.calibrate.page import page
+from k3sim.calibrate import probes
+from k3sim.calibrate.compare import own_links, own_steps
+from k3sim.calibrate.compare.calibration_page import page
+from k3sim.calibrate.compare.check import Checked, check, summary
+from k3sim.calibrate.fit import calibration
 from k3sim.calibrate.probes.recorder import Recorder
 from k3sim.cli import main
 from k3sim.errors import UserError
-from k3sim.sim.machine import load_machine, profile_path
+from k3sim.sim.profile import load_machine, profile_path
 
-DATA = Path(calibration.__file__).parent / "data"
+DATA = Path(calibration.__file__).parents[1] / "data"
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "calibration.ipynb"
 Capture = pytest.CaptureFixture[str]
 

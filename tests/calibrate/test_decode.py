@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from k3sim.calibrate.decode import (
+from k3sim.calibrate.decode.decode import (
     DecodeOptions,
     Launch,
     ProfileError,
@@ -22,8 +22,8 @@ from k3sim.calibrate.decode import (
     timeline_from,
 )
 from k3sim.errors import UserError
-from k3sim.sim.timeline import PS_PER_US
-from k3sim.sim.timeline_file import stage_rows, timeline_of
+from k3sim.sim.timeline.file import stage_rows, timeline_of
+from k3sim.sim.timeline.timeline import PS_PER_US
 
 
 def kernel(name: str, ts: float, correlation: int = 0, **arguments: Any) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def test_only_kernels_count_as_launches() -> None:
 
 def test_bytes_of_a_step_leave_prefetches_out() -> None:
     with_prefetch = case_of(DecodeOptions())
-    without = case_of(DecodeOptions(without=("prefetch",)))
+    without = case_of(DecodeOptions(without=("l2-prefetch",)))
     assert moved_bytes(with_prefetch.program) == moved_bytes(without.program)
     # Weights of one token and rank with everything sharded, at TP16 (9.37 GB), states and a cache of 8k tokens.
     assert 9.4e9 < moved_bytes(without.program) < 9.7e9
@@ -142,7 +142,7 @@ def test_the_table_has_every_case_once() -> None:
         ({"tp": 4}, "tp=4: an expert's slice is 768 wide"),
         ({"layers": 94}, "layers: got 94, accepted: 1 to 93"),
         ({"concurrency": 17}, "own kernels take 1 to 16 rows a rank; got 17"),
-        ({"path": "persistent"}, "path 'persistent' has no kernels of the project's own"),
+        ({"path": "megakernel"}, "path 'megakernel' has no kernels of the project's own"),
         ({"replays": 3}, "replays=3; 20 to 100000 are accepted"),
         ({"kv_dtype": "int4"}, "unknown KV cache type 'int4'"),
     ],

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from k3sim.calibrate import claims, commands, evidence, ladders, located_json, sensitivity, validate
-from k3sim.calibrate.validation_page import page
+from k3sim.calibrate import evidence, located_json
+from k3sim.calibrate.compare import claims, commands, ladders, sensitivity, validate
+from k3sim.calibrate.compare.validation_page import page
 from k3sim.cli import main
 from k3sim.errors import UserError
 from k3sim.model.layout import Workload

@@ -15,7 +15,8 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from k3sim.calibrate.fit import (
+from k3sim.calibrate.compare.own_kernels import Link, bf16, chain_us
+from k3sim.calibrate.fit.fit import (
     READINGS,
     Calibration,
     Fitted,
@@ -26,12 +27,13 @@ from k3sim.calibrate.fit import (
     outward,
     profile_text,
 )
-from k3sim.calibrate.kernel_fit import Shape, fit_kernels
-from k3sim.calibrate.own_kernels import Link, bf16, chain_us
+from k3sim.calibrate.fit.kernel_fit import Shape, fit_kernels
 from k3sim.calibrate.probes import recorder
 from k3sim.calibrate.samples import read_samples
 from k3sim.errors import UserError
-from k3sim.sim.machine import Machine, load_machine, looped_back, machine_of, profile_path
+from k3sim.sim.machine import Machine
+from k3sim.sim.profile import load_machine, machine_of, profile_path
+from k3sim.sim.whatif import loopback_fabric
 
 DATA = Path(recorder.__file__).parents[1] / "data"
 NOISE = 0.003  # of a planted reading, relative
@@ -156,7 +158,7 @@ EXPECTED = {
     "grid_barrier_s": "loops",
     "system_fence_s": "loops",
     "launch_latency_s": "boundaries",
-    "completion_flush_s": "boundaries",
+    "grid_completion_s": "boundaries",
 }
 
 
@@ -171,7 +173,7 @@ def test_planted_values_come_back_from_noisy_samples(tmp_path: Path) -> None:
         allowed = 0.04 if digits[field] == 2 else 0.012  # both sides are rounded, and there is the noise
         assert after[field].value / before[field].value == pytest.approx(PLANTED[group], rel=allowed), field
         assert after[field].low <= after[field].value <= after[field].high
-    for field in ("l2_read_bytes_per_s", "counter_handoff_s", "kernel_entry_s", "sm_clock_hz"):
+    for field in ("l2_read_bytes_per_s", "counter_handoff_s", "kernel_prologue_s", "sm_clock_hz"):
         assert after[field].value == pytest.approx(before[field].value, rel=0.012), field
     curves = [dict(one["hbm_in_flight_curve"].value) for one in (before, after)]
     for at in (512, 8192, 32768):
@@ -181,13 +183,13 @@ def test_planted_values_come_back_from_noisy_samples(tmp_path: Path) -> None:
 PLANTED_READINGS = {
     # field: probe, quantity (or None for all), factor
     "hbm_copy_bytes_per_s": ("hbm_copy", "moved_rate", 0.81),
-    "early_launch_s": ("residency", "first_entry_after_start", 1.6),
+    "pdl_trigger_to_launch_s": ("residency", "first_entry_after_start", 1.6),
     "last_block_s": ("last_block_barrier", "arrival_to_loaded", 1.3),
     "block_refill_s": ("residency", "entry_after_sm", 1.4),
     "fp4_weights_per_clock_per_sm": ("mxfp4_rate", "weights_per_clock", 1.7),
     "loopback_visibility_s": ("looped_back_push", "one_way", 1.5),
     "loopback_slot_s": ("looped_back_push", "one_way", 1.5),
-    "product_chain_s": ("product_chain", "step", 1.4),
+    "dependent_mma_s": ("product_chain", "step", 1.4),
     "instruction_s": ("cold_code", "run", 1.5),
     "cold_instruction_s": ("cold_code", "run", 1.5),
 }
@@ -222,14 +224,14 @@ def planted_medians(document: Document, probe: str, quantity: str, value: Callab
 def test_planted_chains_come_back(tmp_path: Path) -> None:
     """0.12 us behind the release, 0.2 a load, 0.09 a sum over a warp."""
     document = stored()
-    flush_us = 1e6 * values_of(shipped())["completion_flush_s"].value
+    flush_us = 1e6 * values_of(shipped())["grid_completion_s"].value
     planted_medians(
         document, "chained", "period",
         lambda parameters: flush_us + 0.12 + 0.2 * parameters["loads"] + 0.09 * parameters["warp_sums"],
     )  # fmt: skip
     after = values_of(refitted(tmp_path, document))
     assert after["warp_sum_s"].value == pytest.approx(0.09e-6, rel=0.02)
-    assert after["held_block_tail_s"].value == pytest.approx(0.12e-6, abs=0.015e-6)  # the flush is rounded
+    assert after["kernel_exit_warm_s"].value == pytest.approx(0.12e-6, abs=0.015e-6)  # the flush is rounded
 
 
 def test_planted_inputs_come_back(tmp_path: Path) -> None:
@@ -270,17 +272,17 @@ def test_a_planted_queue_comes_back(tmp_path: Path) -> None:
 
     planted_medians(document, "loads_beside_stream", "mean_in_l2", cycles)
     after = values_of(refitted(tmp_path, document))
-    assert after["l2_queue_share"].value == pytest.approx(0.44, rel=0.03)
-    assert after["l2_free_queue_s"].value == pytest.approx(0.9e-6, rel=0.03)
-    assert {after[name].how for name in ("l2_queue_share", "l2_free_queue_s")} == {"joint"}
+    assert after["l2_hit_queueing_fraction"].value == pytest.approx(0.44, rel=0.03)
+    assert after["hbm_queue_threshold_s"].value == pytest.approx(0.9e-6, rel=0.03)
+    assert {after[name].how for name in ("l2_hit_queueing_fraction", "hbm_queue_threshold_s")} == {"joint"}
 
 
 def test_a_queue_that_does_not_grow_is_not_guessed(tmp_path: Path) -> None:
     document = stored()
     planted_medians(document, "loads_beside_stream", "mean_in_l2", lambda parameters: 700.0)
     found = refitted(tmp_path, document)
-    assert "does not grow with the queue" in found.undetermined["l2_queue_share"]
-    assert "does not grow with the queue" in found.undetermined["l2_free_queue_s"]
+    assert "does not grow with the queue" in found.undetermined["l2_hit_queueing_fraction"]
+    assert "does not grow with the queue" in found.undetermined["hbm_queue_threshold_s"]
 
 
 def test_a_planted_utilisation_comes_back(tmp_path: Path) -> None:
@@ -317,7 +319,7 @@ def test_a_planted_loss_of_uneven_grids_comes_back(tmp_path: Path) -> None:
         document, "hbm_bulk_by_sms", "read_rate",
         lambda parameters: whole * (1 - 0.15 * 15 / 16) if parameters["blocks"] == 96 else None,
     )  # fmt: skip
-    assert values_of(refitted(tmp_path, document))["hbm_uneven_loss"].value == pytest.approx(0.15, rel=0.06)
+    assert values_of(refitted(tmp_path, document))["hbm_partial_grid_loss"].value == pytest.approx(0.15, rel=0.06)
 
 
 def test_a_planted_fork_comes_back(tmp_path: Path) -> None:
@@ -382,7 +384,7 @@ def test_a_clock_that_drifted_leaves_all_cycles_undetermined(tmp_path: Path) -> 
     document = stored()
     document["cases"][0]["readings"]["sm_clock"]["runs"][1][:3] = [1.755e9] * 3
     undetermined = refitted(tmp_path, document).undetermined
-    for field in ("sm_clock_hz", "hbm_latency_s", "l2_near_latency_s", "counter_handoff_s", "kernel_entry_s"):
+    for field in ("sm_clock_hz", "hbm_latency_s", "l2_near_latency_s", "counter_handoff_s", "kernel_prologue_s"):
         assert "clocks sm_clock: its runs are 2.245e+08 Hz apart" in undetermined[field], field
     assert "hbm_read_bytes_per_s" not in undetermined
 
@@ -459,7 +461,7 @@ def planted_shapes(machine: Machine, noise: float = 0.004) -> list[Shape]:
     return [
         Shape(
             case=name,
-            measured_us=chain_us((link,), looped_back(machine)) * (1 + generator.uniform(-noise, noise)),
+            measured_us=chain_us((link,), loopback_fabric(machine)) * (1 + generator.uniform(-noise, noise)),
             links=(link,),
         )
         for name, link in links.items()

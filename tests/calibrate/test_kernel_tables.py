@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from k3sim.calibrate.kernel_tables import COLUMNS, TableRow, errors_of, fit_tables, profile_of, read_tables, row_of
+from k3sim.calibrate.fit.kernel_tables import COLUMNS, TableRow, errors_of, fit_tables, profile_of, read_tables, row_of
 from k3sim.cli import main
 from k3sim.errors import UserError
-from k3sim.sim.machine import load_machine, machine_of
+from k3sim.sim.profile import load_machine, machine_of
 
 pytest.importorskip("scipy")
 GEMM = {

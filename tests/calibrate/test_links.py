@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from k3sim.calibrate import link_fit, link_probes
-from k3sim.calibrate.fit import Calibration
-from k3sim.calibrate.link_fit import LINK_READINGS, fit_links, link_profile
+from k3sim.calibrate.fit import link_fit
+from k3sim.calibrate.fit.fit import Calibration
+from k3sim.calibrate.fit.link_fit import LINK_READINGS, fit_links, link_profile
+from k3sim.calibrate.probes import links as link_probes
 from k3sim.calibrate.probes.recorder import checksum
 from k3sim.calibrate.samples import read_samples
 from k3sim.errors import UserError
-from k3sim.sim.machine import load_machine, machine_of, standing_in
+from k3sim.sim.profile import load_machine, machine_of
+from k3sim.sim.whatif import emulated_ranks
 
 HZ = 1.98e9
 ONE_WAY_S, VISIBILITY_S, EGRESS, INGRESS = 410e-9, 930e-9, 361e9, 384e9
@@ -149,7 +151,7 @@ def test_samples_of_something_else_are_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = stored(tmp_path, {**planted(), "source": "k3sim calibrate/probes.py"})
-    with pytest.raises(UserError, match=r"are not of links; accepted are those of calibrate/link_probes.py"):
+    with pytest.raises(UserError, match=r"are not of links; accepted are those of calibrate/probes/links.py"):
         fit_links(read_samples(path), load_machine("h200"))
     assert link_fit.main([str(path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -183,19 +185,19 @@ def test_probes_that_cannot_run_are_refused_in_one_line(
 
 def test_gpus_that_stand_for_more_ranks_send_fewer_bytes_over_the_link() -> None:
     h200 = load_machine("h200")
-    both = standing_in(h200, 2, 8)
+    both = emulated_ranks(h200, 2, 8)
     # Four of eight pushes cross, where seven would.
     assert both.nvlink_egress_bytes_per_s == pytest.approx(h200.nvlink_egress_bytes_per_s * 7 / 4)
     assert both.nvlink_one_way_s == h200.nvlink_one_way_s
     assert not both.nvlink_multicast
     assert 0 < both.rank_skew_relative_sd < h200.rank_skew_relative_sd
-    all_ranks = standing_in(h200, 8, 8)
+    all_ranks = emulated_ranks(h200, 8, 8)
     assert all_ranks.nvlink_egress_bytes_per_s == h200.nvlink_egress_bytes_per_s
     assert all_ranks.rank_skew_relative_sd == h200.rank_skew_relative_sd
 
 
 def test_processes_that_do_not_divide_the_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from k3sim.calibrate.decode import DecodeOptions, case_of, exchanging_gpus, standing_lines
+    from k3sim.calibrate.decode.decode import DecodeOptions, case_of, exchanging_gpus, standing_lines
 
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(UserError, match="processes: got 3, accepted with tp=8: 1, 2, 4, 8"):
@@ -221,6 +223,6 @@ def test_a_command_of_its_own_runs_once_a_gpu(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(
         processes, "run_processes", lambda *given, timeout_s: seen.append((given, timeout_s)) or 0
     )
-    words = ["--gpus", "2", "--timeout-s", "9", "k3sim.calibrate.decode", "--tp", "8", "--table", "steps.json"]
+    words = ["--gpus", "2", "--timeout-s", "9", "k3sim.calibrate.decode.decode", "--tp", "8", "--table", "steps.json"]
     assert processes.main(words) == 0
-    assert seen == [(("k3sim.calibrate.decode", ["--tp", "8", "--table", "steps.json"], 2), 9.0)]
+    assert seen == [(("k3sim.calibrate.decode.decode", ["--tp", "8", "--table", "steps.json"], 2), 9.0)]

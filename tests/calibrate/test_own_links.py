@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from k3sim.calibrate import own_links, own_steps
-from k3sim.calibrate.check import check
-from k3sim.calibrate.fit import profile_text
-from k3sim.calibrate.link_fit import LINK_READINGS, SOURCE, fit_links, link_profile
-from k3sim.calibrate.own_kernels import HIDDEN
-from k3sim.sim.machine import load_machine, profile_path
+from k3sim.calibrate.compare import own_links, own_steps
+from k3sim.calibrate.compare.check import check
+from k3sim.calibrate.compare.own_kernels import HIDDEN
+from k3sim.calibrate.fit.fit import profile_text
+from k3sim.calibrate.fit.link_fit import LINK_READINGS, SOURCE, fit_links, link_profile
+from k3sim.sim.profile import load_machine, profile_path
 
 FIELDS = {one.field for one in LINK_READINGS}
 HAND_OVERS = own_links.LINKS.with_name("h200-hand-overs.json")
@@ -165,8 +165,8 @@ def test_one_row_of_a_welded_projection_takes_what_was_asked_of_it() -> None:
         one.parameters["by"]: one.value
         for one in own_links.link_samples().matching("projection", "time", ranks=8, depth=1536, rows=1)
     }
-    assert 7.8 < times["welded"] < 8.4
-    assert 2.2 < times["cuBLAS, NCCL, attn_res"] / times["welded"] < 2.4
+    assert 7.8 < times["fused-allreduce"] < 8.4
+    assert 2.2 < times["cuBLAS, NCCL, attn_res"] / times["fused-allreduce"] < 2.4
 
 
 def test_a_group_of_more_ranks_sends_more() -> None:

@@ -10,9 +10,10 @@ import statistics
 
 import pytest
 
-from k3sim.calibrate import own_kernels, own_steps
+from k3sim.calibrate.compare import own_kernels, own_steps
 from k3sim.model.paths import SWITCHES
-from k3sim.sim.machine import load_machine, looped_back, of_card
+from k3sim.sim.profile import load_machine
+from k3sim.sim.whatif import loopback_fabric, of_card
 
 STEPS = {one.label: one for one in own_steps.own_step_rows()}
 STAGES = {one.stage: one for one in own_steps.own_stage_rows()}
@@ -49,7 +50,7 @@ def test_errors_of_whole_steps_lie_in_their_band(kind: str, low: float, high: fl
 
 @pytest.mark.parametrize(
     ("switch", "low", "high"),
-    [("size-matched", 0.98, 1.13), ("welded", 0.75, 0.89), ("shared-routing", 0.62, 0.76)],
+    [("low-batch-kernels", 0.98, 1.13), ("fused-allreduce", 0.75, 0.89), ("sharded-router", 0.62, 0.76)],
 )
 def test_what_a_switch_is_worth_is_predicted(switch: str, low: float, high: float) -> None:
     """Predicted over measured cost of leaving one out."""
@@ -127,7 +128,7 @@ def test_errors_of_cublas_lie_in_their_band() -> None:
 
 
 def test_a_looped_back_rank_has_no_link_and_no_late_peer() -> None:
-    machine = looped_back(load_machine("h200"))
+    machine = loopback_fabric(load_machine("h200"))
     assert machine.nvlink_one_way_s == machine.rank_skew_relative_sd == 0.0
     assert not machine.nvlink_multicast
     assert machine.hbm_read_bytes_per_s == load_machine("h200").hbm_read_bytes_per_s

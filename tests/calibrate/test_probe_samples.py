@@ -15,7 +15,7 @@ from k3sim.calibrate import probes
 from k3sim.calibrate.probes.gpu import BLOCK_BYTES
 from k3sim.calibrate.probes.tiny import TINY_STAGES
 from k3sim.calibrate.samples import read_samples
-from k3sim.sim.machine import load_machine
+from k3sim.sim.profile import load_machine
 
 DATA = Path(probes.__file__).parents[1] / "data"
 SAMPLES: dict[str, Any] = json.loads((DATA / "h200-primitives.json").read_text(encoding="utf-8"))
@@ -127,8 +127,8 @@ def test_boundary_of_the_profile_lies_among_the_measured_ones() -> None:
     h200 = load_machine("h200")
     whole = boundary("end_to_entry", pdl=False)
     waiting = boundary("end_to_resume", pdl=True)
-    assert min(waiting) <= h200.completion_flush_s * 1e6 <= max(waiting)
-    assert min(whole) <= (h200.launch_latency_s + h200.completion_flush_s) * 1e6 <= 1.02 * max(whole)
+    assert min(waiting) <= h200.grid_completion_s * 1e6 <= max(waiting)
+    assert min(whole) <= (h200.launch_latency_s + h200.grid_completion_s) * 1e6 <= 1.02 * max(whole)
     launch = [a - b for a, b in zip(whole, waiting, strict=True)]
     assert min(launch) <= h200.launch_latency_s * 1e6 <= max(launch)
 

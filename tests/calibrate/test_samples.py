@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from k3sim.calibrate.calibration import thinned
-from k3sim.calibrate.fit import labels_read
+from k3sim.calibrate.fit.calibration import thinned
+from k3sim.calibrate.fit.fit import labels_read
 from k3sim.calibrate.probes import recorder
 from k3sim.calibrate.samples import Run, Sample, read_samples
 from k3sim.errors import UserError
@@ -88,19 +88,19 @@ def test_the_stored_probes_of_loads_say_what_the_simulator_takes_from_them() -> 
 
     for loads in ("rows", "fragments"):
         asked = [
-            reading("asked_at_once", "asked", loads=loads, bytes_per_sm=96 << 10, carve_out=one) for one in (60, 100)
+            reading("issue_burst", "asked", loads=loads, bytes_per_sm=96 << 10, carve_out=one) for one in (60, 100)
         ]
         assert asked[0] < 0.8 < 1.9 < asked[1]
-    there = [reading("asked_at_once", "there", loads=one, bytes_per_sm=96 << 10, carve_out=60)
+    there = [reading("issue_burst", "there", loads=one, bytes_per_sm=96 << 10, carve_out=60)
              for one in ("rows", "fragments")]  # fmt: skip
     assert there[1] < 1.1 * there[0]
     rates = {
-        (wish, follows): reading("kept_carve_out", "read_rate", carve_out=wish, held_kib=48, follows=follows)
+        (wish, follows): reading("carve_out_persistence", "read_rate", carve_out=wish, held_kib=48, follows=follows)
         for wish in (60, 100)
         for follows in ("alone", "pdl")
     }
     assert rates[60, "pdl"] > 0.95 * rates[60, "alone"] and rates[60, "pdl"] > 1.8 * rates[100, "pdl"]
-    late = [reading("met_by_burst", "last", burst_blocks=132, burst_bytes_in_flight_per_sm=1 << 17, burst_later_ns=ns)
+    late = [reading("hbm_contention", "last", burst_blocks=132, burst_bytes_in_flight_per_sm=1 << 17, burst_later_ns=ns)
             for ns in (0, 2000)]  # fmt: skip
     assert late[0] > 4.0 and late[1] < 2.3
     entries = {one.value > 5 for one in file.samples if one.case == "three_blocks"}

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.attn_res import launch, reference  # noqa: E402
 from k3sim.kernels.attn_res.cases import inputs  # noqa: E402
-from k3sim.kernels.tolerance import compare  # noqa: E402
+from k3sim.kernels.harness.tolerance import compare  # noqa: E402
 
 HIDDEN = 7168
 

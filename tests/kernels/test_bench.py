@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from k3sim.kernels.bench import Timing, num_copies, write_samples
+from k3sim.kernels.harness.bench import Timing, num_copies, write_samples
 
 
 def test_copies_fill_three_times_the_l2_and_are_at_least_eight() -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from k3sim.errors import UserError
-from k3sim.kernels import compile_cache
-from k3sim.kernels.build import build
-from k3sim.kernels.catalogue import BUILDS
-from k3sim.kernels.compile_cache import ARCHITECTURES
 from k3sim.kernels.costs import COSTS
-from k3sim.kernels.machine_code import disassemble, sections
-from k3sim.kernels.machine_code_counts import CODE_BYTES, STRAIGHT_INSTRUCTIONS
-from k3sim.kernels.work import WITH_L1
+from k3sim.kernels.machine_code_counts import CODE_BYTES, SERIAL_INSTRUCTIONS
+from k3sim.kernels.toolchain import compile_cache
+from k3sim.kernels.toolchain.build import build
+from k3sim.kernels.toolchain.catalogue import BUILDS
+from k3sim.kernels.toolchain.compile_cache import ARCHITECTURES
+from k3sim.kernels.toolchain.machine_code import disassemble, sections
+from k3sim.kernels.work import REGISTER_LOAD_CARVE_OUT
 from k3sim.model.program import Weight
 
 # A few words of traffic in all.
@@ -52,14 +52,14 @@ def test_every_size_of_code_is_of_a_build() -> None:
 
 def test_no_kernel_runs_more_code_straight_than_its_build_holds() -> None:
     """Of 16 bytes an instruction, in the sizes that the builds are compared with below."""
-    assert STRAIGHT_INSTRUCTIONS.keys() <= CODE_BYTES.keys()
+    assert SERIAL_INSTRUCTIONS.keys() <= CODE_BYTES.keys()
     weight = Weight(region="", num_outputs=7168, depth=768, num_bytes=1)
     prep = COSTS["mla_prep.fused"]((weight, weight), rows=1, heads=6, kv_row_bytes=576)
     produce = COSTS["proj_allreduce.produce_whole"]((weight,), rows=1)
     counts = {
-        **STRAIGHT_INSTRUCTIONS,
-        "mla_prep.fused": prep.straight_instructions,
-        "proj_allreduce.produce_whole": produce.straight_instructions,
+        **SERIAL_INSTRUCTIONS,
+        "mla_prep.fused": prep.serial_instructions,
+        "proj_allreduce.produce_whole": produce.serial_instructions,
     }
     too_many = {name: count for name, count in counts.items() if not 0 < 16 * count <= CODE_BYTES[name]}
     assert not too_many
@@ -87,7 +87,7 @@ def test_kernels_ask_for_what_their_costs_say_of_an_sms_memory(monkeypatch: pyte
         COSTS["proj_allreduce.produce_whole"]((weights,), rows=1),
         COSTS["skinny_gemv.tiled"]((weights,), rows=1),
     ]
-    assert asked == [one.carve_out_percent for one in said] == [WITH_L1, WITH_L1, compile_cache.ALL_SHARED]
+    assert asked == [one.carve_out_percent for one in said] == [REGISTER_LOAD_CARVE_OUT, REGISTER_LOAD_CARVE_OUT, compile_cache.ALL_SHARED]
 
 
 def test_the_catalogue_has_every_operator_that_has_a_cost() -> None:

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from k3sim.errors import UserError
-from k3sim.kernels.cases import OPERATORS, Case, cases_of
-from k3sim.kernels.catalogue import BUILDS, GEMV_SHAPES
+from k3sim.kernels.harness.cases import OPERATORS, Case, cases_of
+from k3sim.kernels.toolchain.catalogue import BUILDS, GEMV_SHAPES
 
 MAX_BYTES = 100 << 20  # of a case that is built here
 CASES = cases_of()

@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
-from k3sim.kernels import check as checking  # noqa: E402
-from k3sim.kernels.cases import OPERATORS, Case, Output, Problem, exactly, within  # noqa: E402
-from k3sim.kernels.check import Checked, check, check_cases  # noqa: E402
+from k3sim.kernels.harness import check as checking  # noqa: E402
+from k3sim.kernels.harness.cases import OPERATORS, Case, Output, Problem, exactly, within  # noqa: E402
+from k3sim.kernels.harness.check import Checked, check, check_cases  # noqa: E402
 
 
 def case(launch, name="case", in_place=False) -> Case:  # type: ignore[no-untyped-def]

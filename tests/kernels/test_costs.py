@@ -372,7 +372,7 @@ def every_work() -> list[tuple[str, Work]]:
         K3, Layout(), Workload(concurrency=16), find_path("fused", kernel_set="own"), only_layers=(0, 1, 2, 3)
     )
     found += [(call.operator, work_of(call.operator, call.weights, call.shape)) for call in program.calls]
-    for name in ("stock", "fused", "persistent"):
+    for name in ("stock", "fused", "megakernel"):
         for layout, workload in (
             (Layout(tp=1), Workload(concurrency=64, context=131_072)),
             (Layout(tp=32, ep=32), Workload(concurrency=256)),
@@ -391,7 +391,7 @@ def test_the_gathered_consumer_reads_parameters_and_runs_emptying_blocks_beside_
     one, four = (proj_allreduce.consume_gathered((), rows=rows, hidden=H) for rows in (1, 4))
     assert (one.num_blocks, four.num_blocks) == (16, 64)
     # An eighth of the gathered row; residual and the prepared part were loaded before the polling.
-    assert one.passes[0].input_bytes_per_block == 14_336 // 8
+    assert one.passes[0].activation_bytes_per_block == 14_336 // 8
     assert [read.num_bytes for part in one.passes for read in part.reads] == [43_008]
     assert [part.num_barriers for part in one.passes] == [1]
 
@@ -399,7 +399,7 @@ def test_the_gathered_consumer_reads_parameters_and_runs_emptying_blocks_beside_
 def test_the_divided_front_selects_beside_two_blocks_that_collect_the_latent() -> None:
     work = router_topk.gather_topk((), rows=2, latent=L)
     assert work.num_blocks == 6
-    assert work.passes[0].input_bytes_per_block == 7168  # half of 3584 fp32 values
+    assert work.passes[0].activation_bytes_per_block == 7168  # half of 3584 fp32 values
 
 
 def test_the_gemv_takes_the_blocks_and_the_ring_of_its_measured_tiling() -> None:
@@ -471,7 +471,7 @@ def test_only_state_and_cache_count_as_such() -> None:
 
 
 def test_more_rows_never_cost_less() -> None:
-    for name in ("stock", "fused", "persistent"):
+    for name in ("stock", "fused", "megakernel"):
         before: dict[str, tuple[int, float]] = {}
         for concurrency in (1, 2, 4, 8, 16, 64):
             totals: dict[str, tuple[int, float]] = {}

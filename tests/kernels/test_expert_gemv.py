@@ -13,7 +13,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
-from k3sim.kernels.compile_cache import ARCHITECTURES  # noqa: E402
 from k3sim.kernels.expert_gemv import mxfp4  # noqa: E402
 from k3sim.kernels.expert_gemv.cases import random_experts  # noqa: E402
 from k3sim.kernels.expert_gemv.launch import (  # noqa: E402
@@ -27,8 +26,9 @@ from k3sim.kernels.expert_gemv.launch import (  # noqa: E402
 )
 from k3sim.kernels.expert_gemv.reference import expert_gemv as reference  # noqa: E402
 from k3sim.kernels.expert_gemv.reference import situ_glu  # noqa: E402
+from k3sim.kernels.harness.tolerance import compare  # noqa: E402
 from k3sim.kernels.latent_tail.launch import TailPeers, TailSlots, send, send_shared  # noqa: E402
-from k3sim.kernels.tolerance import compare  # noqa: E402
+from k3sim.kernels.toolchain.compile_cache import ARCHITECTURES  # noqa: E402
 
 LATENT = 3584
 

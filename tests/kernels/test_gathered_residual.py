@@ -10,11 +10,11 @@ torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.attn_res import reference as attn_res  # noqa: E402
+from k3sim.kernels.harness.tolerance import compare  # noqa: E402
 from k3sim.kernels.latent_tail.launch import TailPeers, TailSlots, collect, send, up  # noqa: E402
 from k3sim.kernels.proj_allreduce import launch, reference  # noqa: E402
 from k3sim.kernels.router_topk.launch import gather_topk, make_front_slots  # noqa: E402
 from k3sim.kernels.router_topk.reference import gather_front  # noqa: E402
-from k3sim.kernels.tolerance import compare  # noqa: E402
 
 LATENT, HIDDEN = 3584, 7168
 NUM_SNAPSHOTS = 3
@@ -31,7 +31,7 @@ def _are_empty(slots: TailSlots) -> bool:
 @pytest.mark.parametrize(("ranks", "rank", "rows"), [(1, 0, 2), (8, 0, 1), (8, 5, 3), (16, 15, 2)])
 def test_a_looped_back_rank_fills_every_slot_once(ranks: int, rank: int, rows: int) -> None:
     slots = TailSlots.allocate(ranks=ranks, max_rows=4, device="cpu")
-    peers = TailPeers.looped_back(slots, rank=rank, rows=rows)
+    peers = TailPeers.loopback_fabric(slots, rank=rank, rows=rows)
     outputs = HIDDEN // ranks
     # Where the kernels store (``send`` and ``up``): base of peer p, then this rank's slot, or row and first column.
     latent = {base + (rank * rows + row) * LATENT * 2 for base in peers.latent.tolist() for row in range(rows)}
@@ -97,7 +97,7 @@ class _Tail:
         real = 1 if looped else ranks
         self.slots = [TailSlots.allocate(ranks=ranks, max_rows=rows, device="cuda") for _ in range(real)]
         self.peers = (
-            TailPeers.looped_back(self.slots[0], rank=0, rows=rows) if looped else TailPeers.of(self.slots)
+            TailPeers.loopback_fabric(self.slots[0], rank=0, rows=rows) if looped else TailPeers.of(self.slots)
         )
         self.latent = normal(real, rows, LATENT).bfloat16()
         self.shared = (normal(real, rows, HIDDEN) / (2 * ranks**0.5)).bfloat16()

@@ -18,12 +18,12 @@ from k3sim.kernels.latent_tail import reference as tail_reference  # noqa: E402
 from k3sim.kernels.mla_decode import launch as mla  # noqa: E402
 from k3sim.kernels.mla_decode import reference as mla_reference  # noqa: E402
 from k3sim.kernels.multi_gpu.hand_overs import BLOCK_BYTES, HAND_OVERS, Arena, HandOver  # noqa: E402
+from k3sim.kernels.multi_gpu.symmetric import SharedBlock  # noqa: E402
 from k3sim.kernels.proj_allreduce import launch as proj  # noqa: E402
 from k3sim.kernels.proj_allreduce import reference as proj_reference  # noqa: E402
 from k3sim.kernels.router_topk import launch as router  # noqa: E402
 from k3sim.kernels.router_topk import reference as router_reference  # noqa: E402
 from k3sim.kernels.skinny_gemv import launch as gemv  # noqa: E402
-from k3sim.kernels.symmetric import SharedBlock  # noqa: E402
 from k3sim.kernels.unfused import launch as unfused  # noqa: E402
 
 HIDDEN, LATENT = 7168, 3584

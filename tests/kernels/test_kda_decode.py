@@ -11,9 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
+from k3sim.kernels.harness.tolerance import compare  # noqa: E402
 from k3sim.kernels.kda_decode import launch, reference  # noqa: E402
 from k3sim.kernels.kda_decode.cases import inputs  # noqa: E402
-from k3sim.kernels.tolerance import compare  # noqa: E402
 
 D = reference.HEAD_DIM
 

@@ -12,10 +12,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
-from k3sim.kernels.compile_cache import ARCHITECTURES  # noqa: E402
+from k3sim.kernels.harness.tolerance import compare  # noqa: E402
 from k3sim.kernels.latent_tail.launch import TailPeers, TailSlots, collect, send, up  # noqa: E402
 from k3sim.kernels.latent_tail.reference import latent_tail  # noqa: E402
-from k3sim.kernels.tolerance import compare  # noqa: E402
+from k3sim.kernels.toolchain.compile_cache import ARCHITECTURES  # noqa: E402
 
 LATENT, HIDDEN = 3584, 7168
 

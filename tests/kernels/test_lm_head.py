@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
+from k3sim.kernels.harness.tolerance import compare  # noqa: E402
 from k3sim.kernels.lm_head import launch, reference  # noqa: E402
-from k3sim.kernels.tolerance import compare  # noqa: E402
 
 
 def test_top_k_orders_by_logit_then_by_id() -> None:

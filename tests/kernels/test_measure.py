@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from k3sim.errors import UserError
-from k3sim.kernels import measure as measuring
-from k3sim.kernels.bench import Timing, write_samples
-from k3sim.kernels.cases import Call, Case, Timed, cases_of
-from k3sim.kernels.compile_cache import ARCHITECTURES
-from k3sim.kernels.machine_code import disassembler
-from k3sim.kernels.measure import Row, default_path, measure, measure_cases, row_line, rows_of
+from k3sim.kernels.harness import measure as measuring
+from k3sim.kernels.harness.bench import Timing, write_samples
+from k3sim.kernels.harness.cases import Call, Case, Timed, cases_of
+from k3sim.kernels.harness.measure import Row, default_path, measure, measure_cases, row_line, rows_of
+from k3sim.kernels.toolchain.compile_cache import ARCHITECTURES
+from k3sim.kernels.toolchain.machine_code import disassembler
 from k3sim.kernels.work import Pass, Read, Work
 
 GPU = "NVIDIA H200"
@@ -200,10 +200,10 @@ def test_the_commit_is_that_of_the_checkout() -> None:
 
 
 _BUILD = """
-from k3sim.kernels.compile_cache import get_cutlass
+from k3sim.kernels.toolchain.compile_cache import get_cutlass
 get_cutlass()
-from k3sim.kernels.machine_code import kernel_codes
-from k3sim.kernels.read_rate_kernel import LOADS, compile_read
+from k3sim.kernels.toolchain.machine_code import kernel_codes
+from k3sim.kernels.harness.read_rate_kernel import LOADS, compile_read
 (code,) = kernel_codes(compile_read(528).__cubin__)
 assert code.loads_16_byte == LOADS and code.loads_narrower == 0 and code.spills == 0 and code.registers <= 32, code
 """

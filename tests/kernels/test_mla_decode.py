@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
+from k3sim.kernels.harness.tolerance import compare  # noqa: E402
 from k3sim.kernels.mla_decode import launch, reference  # noqa: E402
 from k3sim.kernels.mla_decode.cases import paged_inputs as _case  # noqa: E402
-from k3sim.kernels.tolerance import compare  # noqa: E402
 
 E4M3 = torch.float8_e4m3fn
 

@@ -10,9 +10,9 @@ torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.attn_res import reference as attn_res  # noqa: E402
+from k3sim.kernels.harness.tolerance import compare  # noqa: E402
 from k3sim.kernels.proj_allreduce import launch, reference  # noqa: E402
 from k3sim.kernels.proj_allreduce.cases import consumer_operands as _consumer_operands  # noqa: E402
-from k3sim.kernels.tolerance import compare  # noqa: E402
 
 HIDDEN = 7168
 

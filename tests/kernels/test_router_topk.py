@@ -15,7 +15,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
-from k3sim.kernels.compile_cache import ARCHITECTURES  # noqa: E402
 from k3sim.kernels.router_topk.launch import (  # noqa: E402
     front_peers,
     front_peers_looped,
@@ -26,6 +25,7 @@ from k3sim.kernels.router_topk.launch import (  # noqa: E402
 from k3sim.kernels.router_topk.reference import gather_front  # noqa: E402
 from k3sim.kernels.router_topk.reference import router_topk as reference  # noqa: E402
 from k3sim.kernels.skinny_gemv.configuration import GemvConfiguration, rule_tiling  # noqa: E402
+from k3sim.kernels.toolchain.compile_cache import ARCHITECTURES  # noqa: E402
 
 EXPERTS, LATENT, HIDDEN = 896, 3584, 7168
 

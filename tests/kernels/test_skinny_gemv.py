@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
-from k3sim.kernels.compile_cache import ARCHITECTURES  # noqa: E402
+from k3sim.kernels.harness.tolerance import compare  # noqa: E402
 from k3sim.kernels.skinny_gemv import reference  # noqa: E402
 from k3sim.kernels.skinny_gemv.configuration import (  # noqa: E402
     MAX_ROWS,
@@ -23,7 +23,7 @@ from k3sim.kernels.skinny_gemv.configuration import (  # noqa: E402
     rule_tiling,
 )
 from k3sim.kernels.skinny_gemv.launch import measured_tilings, skinny_gemv, skinny_gemv_push  # noqa: E402
-from k3sim.kernels.tolerance import compare  # noqa: E402
+from k3sim.kernels.toolchain.compile_cache import ARCHITECTURES  # noqa: E402
 
 # (N, K) of every bf16 weight of a TP8 or TP16 rank that a decode step multiplies by; see model/layout.py.
 SHAPES = [
@@ -158,7 +158,7 @@ def test_without_a_gpu_the_call_says_so() -> None:
 
 # Compiled in a process of its own: CUTLASS settles its target at import. What a long way of the code needs.
 _BUILD = """
-from k3sim.kernels.compile_cache import get_cutlass
+from k3sim.kernels.toolchain.compile_cache import get_cutlass
 get_cutlass()
 from k3sim.kernels.skinny_gemv.configuration import Epilogue, GemvConfiguration, Tiling, rule_tiling
 from k3sim.kernels.skinny_gemv.kernel import compile_gemv

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from k3sim.kernels.tolerance import TOLERANCES, compare  # noqa: E402
+from k3sim.kernels.harness.tolerance import TOLERANCES, compare  # noqa: E402
 
 
 def _reference() -> torch.Tensor:

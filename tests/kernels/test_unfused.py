@@ -9,13 +9,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
+from k3sim.kernels.harness.tolerance import TOLERANCES, compare  # noqa: E402
 from k3sim.kernels.kda_decode import reference as kda  # noqa: E402
 from k3sim.kernels.latent_tail.launch import TailPeers, TailSlots, collect  # noqa: E402
 from k3sim.kernels.mla_decode import launch as mla_decode  # noqa: E402
 from k3sim.kernels.mla_decode import reference as mla_decode_reference  # noqa: E402
 from k3sim.kernels.mla_prep import reference as mla_prep  # noqa: E402
 from k3sim.kernels.proj_allreduce.launch import make_receive_buffers  # noqa: E402
-from k3sim.kernels.tolerance import TOLERANCES, compare  # noqa: E402
 from k3sim.kernels.unfused import launch, reference  # noqa: E402
 from k3sim.kernels.unfused.cases import candidates, chain_call, kda_inputs  # noqa: E402
 

@@ -12,39 +12,40 @@ from k3sim.kernels.costs import COSTS
 from k3sim.kernels.expert_gemv.launch import MAX_ROWS, WIDTHS
 from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import Layout, Workload, rank_matrices
-from k3sim.model.own_rows import MAX_OWN_ROWS, OWN_EXPERT_WIDTHS, OWN_TABLES, check_own
-from k3sim.model.path_rows import FUSED_NEXT_WEIGHTS, FUSED_TABLES, PERSISTENT_TABLES
-from k3sim.model.paths import PATH_NAMES, SWITCHES, Row, find_path
+from k3sim.model.paths import PATH_NAMES, SWITCHES, find_path
+from k3sim.model.paths.own import MAX_OWN_ROWS, OWN_EXPERT_WIDTHS, OWN_TABLES, check_own
+from k3sim.model.paths.public import FUSED_NEXT_WEIGHTS, FUSED_TABLES, MEGAKERNEL_TABLES
 from k3sim.model.program import dimensions
+from k3sim.model.step import Row
 
 K3 = load_architecture()
-ROWS = [row for tables in (FUSED_TABLES, PERSISTENT_TABLES, OWN_TABLES) for rows in tables.values() for row in rows]
+ROWS = [row for tables in (FUSED_TABLES, MEGAKERNEL_TABLES, OWN_TABLES) for rows in tables.values() for row in rows]
 
 
 def test_fused_has_all_switches_and_stock_none() -> None:
     assert find_path("fused").switches == frozenset(SWITCHES)
     assert find_path("stock").switches == frozenset()
-    assert find_path("persistent").switches == frozenset(SWITCHES)
+    assert find_path("megakernel").switches == frozenset(SWITCHES)
     assert find_path("stock").tables is find_path("fused").tables
 
 
 def test_with_starts_from_none_and_without_from_all() -> None:
-    assert find_path("fused", with_switches=("welded",)).switches == {"welded"}
-    assert find_path("fused", without=("welded",)).switches == {"size-matched", "shared-routing", "prefetch"}
-    both = find_path("fused", with_switches=("welded", "prefetch"), without=("size-matched",))
-    assert both.switches == {"welded", "prefetch"}
+    assert find_path("fused", with_switches=("fused-allreduce",)).switches == {"fused-allreduce"}
+    assert find_path("fused", without=("fused-allreduce",)).switches == {"low-batch-kernels", "sharded-router", "l2-prefetch"}
+    both = find_path("fused", with_switches=("fused-allreduce", "l2-prefetch"), without=("low-batch-kernels",))
+    assert both.switches == {"fused-allreduce", "l2-prefetch"}
 
 
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("fuse", {}, r"unknown path 'fuse' \(did you mean fused\?\); accepted: stock, fused, persistent"),
-        ("fused", {"with_switches": ("weld",)}, r"unknown switch 'weld' \(did you mean welded\?\); accepted: size-"),
-        ("fused", {"without": ("Prefech",)}, "did you mean prefetch"),
-        ("fused", {"with_switches": ("welded",), "without": ("welded",)}, "both --with and --without"),
-        ("stock", {"with_switches": ("welded",)}, "path 'stock' has no switches"),
-        ("persistent", {"without": ("welded",)}, "path 'persistent' has no switches"),
-        ("persistent", {"kernel_set": "own"}, "path 'persistent' has no kernels of the project's own"),
+        ("fuse", {}, r"unknown path 'fuse' \(did you mean fused\?\); accepted: stock, fused, megakernel"),
+        ("fused", {"with_switches": ("fused-all",)}, r"unknown switch 'fused-all' \(did you mean fused-allreduce\?\); accepted: low-"),
+        ("fused", {"without": ("Prefech",)}, "did you mean l2-prefetch"),
+        ("fused", {"with_switches": ("fused-allreduce",), "without": ("fused-allreduce",)}, "both --with and --without"),
+        ("stock", {"with_switches": ("fused-allreduce",)}, "path 'stock' has no switches"),
+        ("megakernel", {"without": ("fused-allreduce",)}, "path 'megakernel' has no switches"),
+        ("megakernel", {"kernel_set": "own"}, "path 'megakernel' has no kernels of the project's own"),
         ("fused", {"kernel_set": "owm"}, r"unknown kernels 'owm' \(did you mean own\?\); accepted: public, own"),
     ],
 )
@@ -117,10 +118,10 @@ def kernel(**columns: object) -> Row:
     ("columns", "switches", "layout", "heads", "rows", "applies"),
     [
         ({}, (), Layout(), 6, 1, True),
-        ({"on": ("welded", "prefetch")}, ("welded",), Layout(), 6, 1, False),
-        ({"on": ("welded", "prefetch")}, ("welded", "prefetch"), Layout(), 6, 1, True),
-        ({"off": ("welded", "prefetch")}, ("prefetch",), Layout(), 6, 1, False),
-        ({"off": ("welded", "prefetch")}, ("size-matched",), Layout(), 6, 1, True),
+        ({"on": ("fused-allreduce", "l2-prefetch")}, ("fused-allreduce",), Layout(), 6, 1, False),
+        ({"on": ("fused-allreduce", "l2-prefetch")}, ("fused-allreduce", "l2-prefetch"), Layout(), 6, 1, True),
+        ({"off": ("fused-allreduce", "l2-prefetch")}, ("l2-prefetch",), Layout(), 6, 1, False),
+        ({"off": ("fused-allreduce", "l2-prefetch")}, ("low-batch-kernels",), Layout(), 6, 1, True),
         ({"needs": "dcp"}, (), Layout(), 6, 1, False),
         ({"needs": "dcp"}, (), Layout(dcp=2), 6, 1, True),
         ({"needs": "no dcp"}, (), Layout(dcp=2), 6, 1, False),
@@ -139,5 +140,5 @@ def test_when_a_row_applies(
 
 
 def test_the_names_are_those_of_the_documentation() -> None:
-    assert PATH_NAMES == ("stock", "fused", "persistent")
-    assert SWITCHES == ("size-matched", "welded", "shared-routing", "prefetch")
+    assert PATH_NAMES == ("stock", "fused", "megakernel")
+    assert SWITCHES == ("low-batch-kernels", "fused-allreduce", "sharded-router", "l2-prefetch")

@@ -10,11 +10,12 @@ import pytest
 
 from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import Layout, Workload
-from k3sim.model.paths import SWITCHES, Path, find_path
+from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.program import Call, Program, build_program, layer_kind
+from k3sim.model.step import Path
 
 K3 = load_architecture()
-PATHS = ("stock", "fused", "persistent")
+PATHS = ("stock", "fused", "megakernel")
 GB = 1e9
 
 
@@ -49,8 +50,8 @@ def stages(one: Program, layer: int) -> list[str]:
         # latent down-projection and router divided too, experts as they are
         ("fused", 8, False, 17.87),
         ("fused", 16, False, 9.37),
-        ("persistent", 8, False, 17.87),
-        ("persistent", 16, False, 9.37),
+        ("megakernel", 8, False, 17.87),
+        ("megakernel", 16, False, 9.37),
     ],
 )
 def test_weight_bytes_of_a_rank_and_step(path: str, tp: int, pads: bool, expected_gb: float) -> None:
@@ -131,7 +132,7 @@ def test_the_optimised_paths_run_fewer_kernels() -> None:
     assert counts[1] < 1500  # public low-latency builds: 1400 to 1500
 
 
-@pytest.mark.parametrize(("path", "exchanges"), [("stock", 280), ("fused", 280 + 92), ("persistent", 280 + 92)])
+@pytest.mark.parametrize(("path", "exchanges"), [("stock", 280), ("fused", 280 + 92), ("megakernel", 280 + 92)])
 def test_exchanges_between_ranks(path: str, exchanges: int) -> None:
     # Embedding, attention of 93 layers, the dense FFN, two in each MoE layer, logits; shared routing adds one a layer.
     assert (
@@ -200,9 +201,9 @@ def check(one: Program) -> None:
 def test_every_path_builds_for_every_layout_and_concurrency(layout: Layout) -> None:
     paths = [
         find_path("stock"),
-        find_path("persistent"),
+        find_path("megakernel"),
         find_path("fused"),
-        find_path("fused", with_switches=("welded",)),
+        find_path("fused", with_switches=("fused-allreduce",)),
     ]
     for path, concurrency in product(paths, (1, 4, 9, 64)):
         # A KDA layer of each ffn and a full-attention layer carry every row of the tables.

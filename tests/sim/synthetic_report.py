@@ -7,12 +7,12 @@ from typing import Any
 
 from synthetic_timeline import synthetic_timeline
 
-from k3sim.sim.timeline import PS_PER_US, Timeline
+from k3sim.sim.timeline.timeline import PS_PER_US, Timeline
 
 
 def synthetic_timelines(num_layers: int = 8) -> dict[str, Timeline]:
     """Three paths, each slower in everything but reading than the next."""
-    slowness = {"stock": 1.6, "fused": 0.7, "persistent": 0.3}
+    slowness = {"stock": 1.6, "fused": 0.7, "megakernel": 0.3}
     return {
         label: synthetic_timeline(num_layers=num_layers, slowness=factor)
         for label, factor in slowness.items()
@@ -43,10 +43,10 @@ def synthetic_report(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
             "hbm_busy_fraction": 0.61,
             "waits_us": {part: parts[part] * scale for part in order},
         }
-    fused_us, persistent_us = (timelines[label].step_us for label in ("fused", "persistent"))
+    fused_us, megakernel_us = (timelines[label].step_us for label in ("fused", "megakernel"))
     switches = {
-        "size-matched kernels": 0.45,
-        "welded hand-over": 0.3,
+        "low-batch-kernels kernels": 0.45,
+        "fused hand-over": 0.3,
         "shared routing": 0.15,
         "early preparation": 0.1,
     }
@@ -73,11 +73,11 @@ def synthetic_report(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
         {
             "label": "one program a step",
             "kind": "relative",
-            "step_us": persistent_us,
-            "delta_us": persistent_us - fused_us,
-            "waits_delta_us": {"launch": persistent_us - fused_us},
+            "step_us": megakernel_us,
+            "delta_us": megakernel_us - fused_us,
+            "waits_delta_us": {"launch": megakernel_us - fused_us},
         },
-        {"label": "persistent", "kind": "total", "step_us": persistent_us, "delta_us": 0.0},
+        {"label": "megakernel", "kind": "total", "step_us": megakernel_us, "delta_us": 0.0},
     ]
     return {
         "model": "Kimi K3",

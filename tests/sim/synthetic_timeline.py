@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from random import Random
 
-from k3sim.sim.timeline import PS_PER_US, Counter, KernelRun, Phase, Span, Timeline
+from k3sim.sim.timeline.timeline import PS_PER_US, Counter, KernelRun, Phase, Span, Timeline
 
 CAPACITY_BYTES_PER_US = 7_000_000
 # stage, stream, HBM bytes, bytes sent, phase that reads

@@ -11,8 +11,8 @@ import simpy
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from k3sim.sim.bandwidth import SharedBandwidth
-from k3sim.sim.timeline import PS_PER_US, Counter
+from k3sim.sim.components.bandwidth import SharedBandwidth
+from k3sim.sim.timeline.timeline import PS_PER_US, Counter
 
 BYTE_PER_PS = 1_000_000  # the same in bytes per microsecond
 

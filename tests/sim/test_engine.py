@@ -10,13 +10,15 @@ from dataclasses import replace
 import pytest
 from tiny import PS, TINY, call, kernel, reads, simulate, spans, stream, work
 
-from k3sim.kernels.work import Barrier, InputForm, Pass, ReadKind, Unit
+from k3sim.kernels.work import ActivationForm, Barrier, Pass, ReadKind, Unit
 from k3sim.model.program import Weight
-from k3sim.sim import engine, sm_slots
-from k3sim.sim.machine import Machine, looped_back
-from k3sim.sim.skew import Paces, Skew
-from k3sim.sim.timeline import Phase, Timeline
-from k3sim.sim.waits import Part, critical_path, waits_ps
+from k3sim.sim import engine
+from k3sim.sim.components import occupancy as sm_slots
+from k3sim.sim.components.skew import Paces, Skew
+from k3sim.sim.machine import Machine
+from k3sim.sim.timeline.critical_path import Part, critical_path, waits_ps
+from k3sim.sim.timeline.timeline import Phase, Timeline
+from k3sim.sim.whatif import loopback_fabric
 
 Patch = pytest.MonkeyPatch
 
@@ -58,8 +60,8 @@ def test_straight_code_runs_at_the_pace_of_what_is_held_or_fetched(monkeypatch: 
     machine = replace(TINY, instruction_s=2 * PS, cold_instruction_s=5 * PS)
     sizes = {"a": 20_000, "b": 30_000, "c": 50_000}
     works = {name: stream(1000) for name in sizes}
-    monkeypatch.setattr(engine, "STRAIGHT_INSTRUCTIONS", {"a": 100, "b": 200, "c": 400})
-    monkeypatch.setattr(engine, "PRICED_INSTRUCTIONS", {})
+    monkeypatch.setattr(engine, "SERIAL_INSTRUCTIONS", {"a": 100, "b": 200, "c": 400})
+    monkeypatch.setattr(engine, "ICACHE_MISS_INSTRUCTIONS", {})
 
     def code_ps(*names: str) -> list[int]:
         calls = [replace(call(index, name), stage=f"{index}") for index, name in enumerate(names)]
@@ -71,7 +73,7 @@ def test_straight_code_runs_at_the_pace_of_what_is_held_or_fetched(monkeypatch: 
     assert code_ps("a", "a", "b", "a", "b") == [500, 200, 1000, 200, 400]
     assert code_ps("a", "c", "a", "b", "c") == [500, 2000, 500, 1000, 2000]
     # Priced elsewhere while it is held: only the difference counts.
-    monkeypatch.setattr(engine, "PRICED_INSTRUCTIONS", {"a": 100})
+    monkeypatch.setattr(engine, "ICACHE_MISS_INSTRUCTIONS", {"a": 100})
     assert code_ps("a", "a", "b") == [300, 0, 1000]
     # Where a drawn machine fetches as fast as it runs, fetching costs nothing.
     machine = replace(machine, cold_instruction_s=1 * PS)
@@ -80,8 +82,8 @@ def test_straight_code_runs_at_the_pace_of_what_is_held_or_fetched(monkeypatch: 
 
 def test_products_of_other_shapes_have_code_of_their_own(monkeypatch: Patch) -> None:
     machine = replace(TINY, instruction_s=2 * PS, cold_instruction_s=5 * PS)
-    monkeypatch.setattr(engine, "STRAIGHT_INSTRUCTIONS", {"a": 100})
-    monkeypatch.setattr(engine, "PRICED_INSTRUCTIONS", {})
+    monkeypatch.setattr(engine, "SERIAL_INSTRUCTIONS", {"a": 100})
+    monkeypatch.setattr(engine, "ICACHE_MISS_INSTRUCTIONS", {})
     shapes = ((64, 32), (64, 32), (32, 64), (64, 32))
     calls = [
         call(index, "a", stage=f"{index}", weights=(Weight(region="", num_outputs=n, depth=k, num_bytes=1),))
@@ -94,8 +96,8 @@ def test_products_of_other_shapes_have_code_of_their_own(monkeypatch: Patch) -> 
 
 
 def test_a_kernel_whose_code_is_held_ends_sooner_and_its_exit_is_not_waited_for(monkeypatch: Patch) -> None:
-    machine = replace(TINY, block_tail_s=300 * PS, held_block_tail_s=80 * PS)
-    monkeypatch.setattr(engine, "STRAIGHT_INSTRUCTIONS", {})
+    machine = replace(TINY, kernel_exit_cold_s=300 * PS, kernel_exit_warm_s=80 * PS)
+    monkeypatch.setattr(engine, "SERIAL_INSTRUCTIONS", {})
     works = {"a": stream(1000)}
     calls = [call(0, "a", stage="0"), call(1, "a", stage="1")]
     timeline = simulate(monkeypatch, works, calls, machine, num_ranks=1, code_bytes={"a": 1000})
@@ -130,7 +132,7 @@ def test_blocks_that_waited_for_the_whole_wave_draw_for_all_of_it(monkeypatch: P
     whole = {"smem_bytes_per_block": 1000, "max_blocks_per_sm": 1, "registers_per_thread": 8}
     works = {
         "a": replace(stream(9000), num_blocks=9, **whole),
-        "b": replace(stream(1000), num_blocks=10, all_resident=True, bytes_in_flight_per_block=100, **whole),
+        "b": replace(stream(1000), num_blocks=10, co_resident=True, bytes_in_flight_per_block=100, **whole),
     }
     machine = replace(TINY, hbm_in_flight_curve=((100.0, 1e12),))
     timeline = simulate(monkeypatch, works, [call(0, "a", stream="aux"), call(1, "b")], machine, num_ranks=1)
@@ -141,7 +143,7 @@ def test_blocks_that_waited_for_the_whole_wave_draw_for_all_of_it(monkeypatch: P
 def test_many_warps_of_an_sm_share_its_issue(monkeypatch: Patch) -> None:
     """Ten blocks of 320 threads on ten SMs: ten warps each, of which four issue in a clock of 10 ps."""
     machine = replace(TINY, instruction_s=2 * PS, cold_instruction_s=5 * PS, sm_clock_hz=1e11)
-    monkeypatch.setattr(engine, "STRAIGHT_INSTRUCTIONS", {"a": 100})
+    monkeypatch.setattr(engine, "SERIAL_INSTRUCTIONS", {"a": 100})
     timeline = simulate(
         monkeypatch, {"a": replace(stream(1000), threads_per_block=320)}, [call(0, "a")], machine, num_ranks=1,
         code_bytes={"a": 1000},
@@ -167,13 +169,13 @@ def test_blocks_take_the_place_of_others_of_their_kernel(monkeypatch: Patch) -> 
     ]  # fmt: skip
     assert short.hbm_bytes == 1000 and long.end_ps > short.end_ps
     # Blocks that wait for one another do nothing before all have started, which is when the first kernel has gone.
-    works["b"] = replace(works["b"], all_resident=True)
+    works["b"] = replace(works["b"], co_resident=True)
     timeline = simulate(monkeypatch, works, calls, num_ranks=1)
     assert spans(kernel(timeline, "b"))[1] == ("sm slots", 1000, kernel(timeline, "a").end_ps)
 
 
 def test_a_kernel_that_is_placed_learns_who_made_room(monkeypatch: Patch) -> None:
-    whole = {"smem_bytes_per_block": 1000, "max_blocks_per_sm": 1, "registers_per_thread": 8, "all_resident": True}
+    whole = {"smem_bytes_per_block": 1000, "max_blocks_per_sm": 1, "registers_per_thread": 8, "co_resident": True}
     works = {"a": replace(stream(4000), **whole), "b": replace(stream(1000), **whole)}
     calls = [call(0, "a", trigger="start"), call(1, "b", launch="pdl")]
     timeline = simulate(monkeypatch, works, calls, num_ranks=1)
@@ -228,7 +230,7 @@ def test_loads_into_registers_have_no_more_on_their_way_than_l1_holds(monkeypatc
 def test_a_kernel_that_triggers_behind_its_loads_takes_what_an_sm_takes_to_ask_for_them(monkeypatch: Patch) -> None:
     machine = replace(TINY, hbm_bytes_per_s_per_sm=0.05e12)
     one = work(Pass(reads=(reads(4000, early=True),)), bytes_in_flight_per_block=400, register_loads=True)
-    works = {"a": replace(one, triggers_behind_loads=True), "b": stream(100)}
+    works = {"a": replace(one, triggers_after_loads=True), "b": stream(100)}
     calls = [call(0, "a", trigger="start"), call(1, "b", launch="pdl")]
     # One block an SM: 400 bytes at 0.05 a picosecond, when L1 holds all of them.
     assert kernel(simulate(monkeypatch, works, calls, machine, num_ranks=1), "b").start_ps == 1000 + 8000
@@ -243,7 +245,7 @@ def test_blocks_that_find_room_later_ask_before_their_kernel_triggers(monkeypatc
     one = work(Pass(reads=(reads(1000, early=True),)), bytes_in_flight_per_block=100, register_loads=True, **whole)
     works = {
         "long": replace(stream(5000), num_blocks=3, **whole),
-        "a": replace(one, triggers_behind_loads=True),
+        "a": replace(one, triggers_after_loads=True),
         "b": work(Pass(num_dependent_loads=1)),
     }
     calls = [call(0, "long", stream="aux"), call(1, "a", trigger="start"), call(2, "b", launch="pdl")]
@@ -270,23 +272,23 @@ def test_a_ring_that_stood_full_asks_for_more_when_a_stage_of_it_is_done(monkeyp
 
 
 def test_what_an_input_takes_is_by_how_blocks_ask_for_it(monkeypatch: Patch) -> None:
-    def latency_ps(form: InputForm, machine: Machine = TINY, **footprint: int) -> int:
-        one = work(Pass(num_dependent_loads=1, input_bytes_per_block=40, input_form=form), **footprint)
+    def latency_ps(form: ActivationForm, machine: Machine = TINY, **footprint: int) -> int:
+        one = work(Pass(num_dependent_loads=1, activation_bytes_per_block=40, activation_form=form), **footprint)
         run = kernel(simulate(monkeypatch, {"a": one}, [call(0, "a")], machine, num_ranks=1), "a")
         return sum(end - start for phase, start, end in spans(run) if phase == "latency")
 
-    assert latency_ps(InputForm.ROWS) == 10 + 100  # 40 bytes at 0.4
-    assert latency_ps(InputForm.ROWS, num_blocks=30) == 10 + 300  # three blocks an SM
+    assert latency_ps(ActivationForm.COALESCED) == 10 + 100  # 40 bytes at 0.4
+    assert latency_ps(ActivationForm.COALESCED, num_blocks=30) == 10 + 300  # three blocks an SM
     slow_l2 = replace(TINY, l2_read_bytes_per_s=1e12)
-    assert latency_ps(InputForm.ROWS, slow_l2) == 10 + 100
-    assert latency_ps(InputForm.COPIES, slow_l2) == 10 + 400  # 400 bytes of ten blocks at 1
-    assert latency_ps(InputForm.FRAGMENTS) == 10 + 500  # 400 bytes at 0.8
-    assert latency_ps(InputForm.FRAGMENTS, num_blocks=2) == 10 + 400  # 40 bytes at 0.1
+    assert latency_ps(ActivationForm.COALESCED, slow_l2) == 10 + 100
+    assert latency_ps(ActivationForm.CP_ASYNC, slow_l2) == 10 + 400  # 400 bytes of ten blocks at 1
+    assert latency_ps(ActivationForm.MMA_FRAGMENTS) == 10 + 500  # 400 bytes at 0.8
+    assert latency_ps(ActivationForm.MMA_FRAGMENTS, num_blocks=2) == 10 + 400  # 40 bytes at 0.1
 
 
 def test_input_that_comes_slot_by_slot_bounds_the_stream(monkeypatch: Patch) -> None:
     def end_ps(later_bytes: int) -> int:
-        one = work(Pass(reads=(reads(1000),), later_input_bytes_per_block=later_bytes))
+        one = work(Pass(reads=(reads(1000),), streamed_activation_bytes_per_block=later_bytes))
         return kernel(simulate(monkeypatch, {"a": one}, [call(0, "a")], num_ranks=1), "a").end_ps
 
     streamed = end_ps(0)
@@ -310,25 +312,25 @@ def test_the_last_slot_of_a_tensor_core_ring_passes_shared_memory_before_it_is_m
 
 def test_a_work_may_count_its_own_straight_code(monkeypatch: Patch) -> None:
     machine = replace(TINY, instruction_s=2 * PS, cold_instruction_s=5 * PS)
-    monkeypatch.setattr(engine, "STRAIGHT_INSTRUCTIONS", {"a": 100})
-    monkeypatch.setattr(engine, "PRICED_INSTRUCTIONS", {})
-    one = replace(stream(1000), straight_instructions=300)
+    monkeypatch.setattr(engine, "SERIAL_INSTRUCTIONS", {"a": 100})
+    monkeypatch.setattr(engine, "ICACHE_MISS_INSTRUCTIONS", {})
+    one = replace(stream(1000), serial_instructions=300)
     run = kernel(simulate(monkeypatch, {"a": one}, [call(0, "a")], machine, num_ranks=1, code_bytes={"a": 1000}), "a")
     assert sum(end - start for phase, start, end in spans(run) if phase == "compute") == 1500
 
 
 def test_products_in_series_end_no_sooner_than_their_chain(monkeypatch: Patch) -> None:
     """Behind the first bytes they run beside the stream, and what is longer shows."""
-    machine = replace(TINY, product_chain_s=20 * PS)
+    machine = replace(TINY, dependent_mma_s=20 * PS)
     for num_products, compute_ps in ((0, 0), (10, 0), (100, 1000)):
-        chain = work(Pass(reads=(reads(1000),), num_products_in_series=num_products))
+        chain = work(Pass(reads=(reads(1000),), num_dependent_mmas=num_products))
         run = kernel(simulate(monkeypatch, {"a": chain}, [call(0, "a")], machine, num_ranks=1), "a")
         assert sum(end - start for phase, start, end in spans(run) if phase == "compute") == compute_ps, num_products
 
 
 def test_code_of_public_kernels_does_not_count(monkeypatch: Patch) -> None:
     machine = replace(TINY, instruction_s=2 * PS, cold_instruction_s=5 * PS)
-    monkeypatch.setattr(engine, "STRAIGHT_INSTRUCTIONS", {"a": 100})
+    monkeypatch.setattr(engine, "SERIAL_INSTRUCTIONS", {"a": 100})
     timeline = simulate(monkeypatch, {"a": stream(1000)}, [call(0, "a")], machine, num_ranks=1)
     assert [phase for phase, _, _ in spans(kernel(timeline, "a"))] == ["launch", "ramp", "weights"]
 
@@ -508,7 +510,7 @@ def test_two_streams_share_hbm_by_their_bytes_in_flight(monkeypatch: Patch) -> N
 
 
 def test_a_launch_that_waits_for_room_is_ready_when_there_is_some(monkeypatch: Patch) -> None:
-    machine = replace(TINY, early_launch_s=800 * PS, block_refill_s=300 * PS, kernel_entry_s=50 * PS)
+    machine = replace(TINY, pdl_trigger_to_launch_s=800 * PS, block_refill_s=300 * PS, kernel_prologue_s=50 * PS)
     large = work(Pass(reads=(reads(3000),)), smem_bytes_per_block=600)
     calls = [call(0, "a", trigger="start"), call(1, "b", launch="pdl")]
     timeline = simulate(monkeypatch, {"a": large, "b": large}, calls, machine, num_ranks=1)
@@ -535,7 +537,7 @@ def test_blocks_that_find_room_later_draw_what_they_have_in_flight_themselves(mo
 
 
 def test_a_trigger_takes_its_own_time_to_let_a_kernel_in(monkeypatch: Patch) -> None:
-    machine = replace(TINY, early_launch_s=1700 * PS)
+    machine = replace(TINY, pdl_trigger_to_launch_s=1700 * PS)
     works = {"a": stream(3000), "b": stream(100)}
     timeline = simulate(
         monkeypatch, works, [call(0, "a", trigger="start"), call(1, "b", launch="pdl")], machine, num_ranks=1
@@ -553,7 +555,7 @@ def test_the_second_node_behind_one_starts_a_fork_later(monkeypatch: Patch) -> N
 
 
 def test_a_push_into_the_own_memory_is_seen_slot_by_slot(monkeypatch: Patch) -> None:
-    own = looped_back(TINY)
+    own = loopback_fabric(TINY)
     timeline = simulate(monkeypatch, PUSH, PUSH_CALLS, own, num_ranks=4)
     waited = [one for one in kernel(timeline, "b").spans if one.phase is Phase.POLL]
     other = simulate(monkeypatch, PUSH, PUSH_CALLS, replace(own, slot_visibility_s=0.0), num_ranks=4)
@@ -598,7 +600,7 @@ def test_addresses_that_must_be_looked_up_come_before_the_stream(monkeypatch: Pa
 
 
 def test_a_kernel_enters_and_drains_and_a_task_does_neither(monkeypatch: Patch) -> None:
-    machine = replace(TINY, kernel_entry_s=200 * PS, block_tail_s=300 * PS)
+    machine = replace(TINY, kernel_prologue_s=200 * PS, kernel_exit_cold_s=300 * PS)
     timeline = simulate(monkeypatch, {"a": stream(100)}, [call(0, "a")], machine, num_ranks=1)
     assert spans(kernel(timeline, "a")) == [
         ("launch", 0, 1200),
@@ -675,7 +677,7 @@ def test_passes_follow_each_other_and_the_next_one_loads_during_the_barrier(monk
 
 def test_activations_come_from_l2_at_the_rate_of_one_sm(monkeypatch: Patch) -> None:
     timeline = simulate(
-        monkeypatch, {"a": work(Pass(num_dependent_loads=1, input_bytes_per_block=40))}, [call(0, "a")], num_ranks=1
+        monkeypatch, {"a": work(Pass(num_dependent_loads=1, activation_bytes_per_block=40))}, [call(0, "a")], num_ranks=1
     )
     assert spans(kernel(timeline, "a"))[1:] == [("latency", 1000, 1110)]
 

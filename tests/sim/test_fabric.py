@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import TINY
 
-from k3sim.sim.fabric import Fabric
+from k3sim.sim.components.fabric import Fabric
 
 
 def fabric(num_ranks: int, *, all_ranks: bool = True, **machine: object) -> tuple[simpy.Environment, Fabric]:

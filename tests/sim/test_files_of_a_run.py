@@ -13,7 +13,7 @@ from test_html_report import open_in_browser
 from test_perfetto_trace import read_slices
 
 import k3sim
-from k3sim.sim.timeline import PS_PER_US
+from k3sim.sim.timeline.timeline import PS_PER_US
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_a_browser_draws_the_page_without_a_word_on_its_console(files: dict[str,
     page, console = open_in_browser(Path(files["html"]), tmp_path)
     assert console == []
     assert 'data-errors="0"' in page and 'data-drawn="yes"' in page
-    for label in ("fused", "stock", "persistent"):
+    for label in ("fused", "stock", "megakernel"):
         assert label in page
 
 

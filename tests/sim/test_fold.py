@@ -9,14 +9,14 @@ import pytest
 from k3sim.model.architecture import Architecture, load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import find_path
-from k3sim.sim.fold import Cell, Fold, cells, expand, fold_layers, folded_step_ps
-from k3sim.sim.machine import load_machine
+from k3sim.sim.components.skew import Skew
 from k3sim.sim.predict import Prediction, Question, predict
-from k3sim.sim.skew import Skew
-from k3sim.sim.timeline import Counter, KernelRun, Phase, Span, Timeline
+from k3sim.sim.profile import load_machine
+from k3sim.sim.timeline.fold import Cell, Fold, cells, expand, fold_layers, folded_step_ps
+from k3sim.sim.timeline.timeline import Counter, KernelRun, Phase, Span, Timeline
 
 K3 = load_architecture()
-PATHS = ("stock", "fused", "persistent")
+PATHS = ("stock", "fused", "megakernel")
 
 
 def neighbours(architecture: Architecture, layer: int) -> tuple[object, ...]:

@@ -16,8 +16,8 @@ from plotly.offline import get_plotlyjs
 from synthetic_report import synthetic_report, synthetic_timelines
 
 from k3sim.errors import UserError
-from k3sim.sim.html_report import write_html_report
-from k3sim.sim.timeline import Timeline
+from k3sim.sim.export.html import write_html_report
+from k3sim.sim.timeline.timeline import Timeline
 
 CHROMIUM = shutil.which("chromium")
 HOSTILE = "</script><img src=x onerror=\"document.body.dataset.hostile='yes'\">&lt;b&gt;"

@@ -11,8 +11,9 @@ from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import find_path
 from k3sim.sim.intervals import draw_machines, interval_around, quantiles, step_us_interval
-from k3sim.sim.machine import Machine, load_machine
+from k3sim.sim.machine import Machine
 from k3sim.sim.predict import Question, predict
+from k3sim.sim.profile import load_machine
 
 H200 = load_machine("h200")
 
@@ -35,7 +36,7 @@ def exact(machine: Machine, **known: float) -> Machine:
 
 def test_low_and_high_are_the_5th_and_95th_percentile_of_draws() -> None:
     drawn = draw_machines(H200, 2000)
-    for name in ("completion_flush_s", "counter_handoff_s", "l2_loaded_latency_s", "rank_skew_relative_sd"):
+    for name in ("grid_completion_s", "counter_handoff_s", "l2_loaded_latency_s", "rank_skew_relative_sd"):
         origin, value = H200.provenance[name], getattr(H200, name)
         values = sorted(getattr(one, name) for one in drawn)
         low, high = quantiles(values)
@@ -47,8 +48,8 @@ def test_low_and_high_are_the_5th_and_95th_percentile_of_draws() -> None:
 def test_few_draws_are_spread_evenly() -> None:
     """One in each slice of equal chance: half of any number of draws lie below the value."""
     for num_draws in (2, 10, 40):
-        values = [one.completion_flush_s for one in draw_machines(H200, num_draws, seed=3)]
-        assert sum(one < H200.completion_flush_s for one in values) == num_draws // 2
+        values = [one.grid_completion_s for one in draw_machines(H200, num_draws, seed=3)]
+        assert sum(one < H200.grid_completion_s for one in values) == num_draws // 2
 
 
 def test_what_is_known_does_not_move_and_bounds_hold() -> None:
@@ -67,13 +68,13 @@ def test_draws_follow_the_seed_and_each_value_its_own() -> None:
     assert draw_machines(H200, 10, seed=1) == again != other
     moved = dataclasses.replace(H200, launch_latency_s=2.95e-7)
     for before, after in zip(again, draw_machines(moved, 10, seed=1), strict=True):
-        assert before.completion_flush_s == after.completion_flush_s
+        assert before.grid_completion_s == after.grid_completion_s
         assert before.launch_latency_s != after.launch_latency_s
 
 
 def test_values_do_not_move_together() -> None:
     drawn = draw_machines(H200, 400)
-    slow = [one for one in drawn if one.completion_flush_s > H200.completion_flush_s]
+    slow = [one for one in drawn if one.grid_completion_s > H200.grid_completion_s]
     both = sum(one.counter_handoff_s > H200.counter_handoff_s for one in slow)
     assert len(slow) == 200
     assert 70 < both < 130  # of 200; 100 when independent
@@ -97,11 +98,11 @@ def test_a_machine_known_exactly_gives_no_interval() -> None:
 
 def test_the_interval_of_a_step_is_that_of_what_it_is_made_of() -> None:
     """Every one of the stock path's kernel boundaries has a release: half a microsecond more is found in each."""
-    asked, path = question(exact(H200, completion_flush_s=9e-7)), find_path("stock")
+    asked, path = question(exact(H200, grid_completion_s=9e-7)), find_path("stock")
     step_us = predict(asked, path).step_us
     low, high = step_us_interval(asked, path, num_draws=12)
     assert low == step_us  # nothing can be faster
-    slowest = predict(question(dataclasses.replace(H200, completion_flush_s=9e-7)), path).step_us
+    slowest = predict(question(dataclasses.replace(H200, grid_completion_s=9e-7)), path).step_us
     assert high == pytest.approx(slowest, rel=0.03)
     assert high > 1.03 * step_us
 

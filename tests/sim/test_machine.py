@@ -18,7 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from k3sim.errors import UserError
-from k3sim.sim.machine import Machine, describe, load_machine, machine_names
+from k3sim.sim.machine import Machine, describe
+from k3sim.sim.profile import load_machine, machine_names
 
 SHIPPED = ("b200", "b300", "gb200", "gb300", "h100", "h200")
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
@@ -37,7 +38,7 @@ UNITS = {
     "hbm_latency_s": "s",
     "hbm_in_flight_curve": "B/SM, B/s",
     "hbm_bytes_per_s_per_sm": "B/s",
-    "hbm_uneven_loss": "1",
+    "hbm_partial_grid_loss": "1",
     "hbm_copy_bytes_per_s": "B/s",
     "prefetch_bytes_per_s_per_sm": "B/s",
     "l2_capacity_bytes": "B",
@@ -51,16 +52,16 @@ UNITS = {
     "l2_far_latency_s": "s",
     "l2_loaded_latency_s": "s",
     "l2_queueing_utilisation": "1",
-    "l2_queue_share": "1",
-    "l2_free_queue_s": "s",
+    "l2_hit_queueing_fraction": "1",
+    "hbm_queue_threshold_s": "s",
     "launch_latency_s": "s",
-    "completion_flush_s": "s",
-    "early_launch_s": "s",
+    "grid_completion_s": "s",
+    "pdl_trigger_to_launch_s": "s",
     "block_refill_s": "s",
     "fork_s": "s",
-    "kernel_entry_s": "s",
-    "block_tail_s": "s",
-    "held_block_tail_s": "s",
+    "kernel_prologue_s": "s",
+    "kernel_exit_cold_s": "s",
+    "kernel_exit_warm_s": "s",
     "block_dispatch_s": "s",
     "instruction_s": "s",
     "cold_instruction_s": "s",
@@ -73,7 +74,7 @@ UNITS = {
     "last_block_s": "s",
     "counter_handoff_s": "s",
     "tensor_core_setup_s": "s",
-    "product_chain_s": "s",
+    "dependent_mma_s": "s",
     "fp32_fma_per_clock_per_sm": "FMA/clock/SM",
     "bf16_flops": "FLOP/s",
     "fp8_flops": "FLOP/s",
@@ -167,11 +168,11 @@ def test_datasheet_figures() -> None:
 
 def test_node_boundary_of_gb200_is_its_measured_release_and_the_launch_measured_on_h200() -> None:
     gb200 = load_machine("gb200")
-    assert gb200.completion_flush_s == 0.65e-6
+    assert gb200.grid_completion_s == 0.65e-6
     assert gb200.launch_latency_s == pytest.approx(0.30e-6)
     assert gb200.provenance["launch_latency_s"].kind == "inferred"
     # Below the public probe's 1.095 us, which counts more than the boundary (docs/machines.md).
-    assert gb200.launch_latency_s + gb200.completion_flush_s < 1.095e-6
+    assert gb200.launch_latency_s + gb200.grid_completion_s < 1.095e-6
 
 
 def test_store_to_remote_visibility_of_gb200_is_the_2_us_measured_in_a_server() -> None:
@@ -214,7 +215,7 @@ def test_physical_order_within_a_machine(name: str) -> None:
     assert m.bf16_flops < m.fp8_flops
     # a cluster barrier stays inside a GPC, a signal over NVLink crosses two L2s and the switch
     assert m.cluster_sync_s < m.nvlink_one_way_s + m.nvlink_visibility_s
-    assert m.launch_latency_s + m.completion_flush_s > 0.58e-6, "more than an empty node's period"
+    assert m.launch_latency_s + m.grid_completion_s > 0.58e-6, "more than an empty node's period"
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -301,7 +302,7 @@ def test_machine_travels_to_worker_processes() -> None:
 
 def test_loading_stays_light() -> None:
     code = (
-        "import sys; from k3sim.sim.machine import load_machine; load_machine('gb300');"
+        "import sys; from k3sim.sim.profile import load_machine; load_machine('gb300');"
         "print([m for m in ('numpy', 'pandas', 'pydantic', 'simpy', 'difflib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -367,8 +368,8 @@ def test_not_an_object(tmp_path: Path) -> None:
 
 
 CASES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
-    (lambda p: p.update(schema_version=2), "schema_version is 2, accepted is 1"),
-    (lambda p: p.update(schema_version=True), "schema_version is True, accepted is 1"),
+    (lambda p: p.update(schema_version=1), "schema_version is 1, accepted is 2"),
+    (lambda p: p.update(schema_version=True), "schema_version is True, accepted is 2"),
     (lambda p: p.update(name=""), "name is '', accepted is a text that is not empty"),
     (lambda p: p.pop("title"), "profile lacks title; all of these are required"),
     (lambda p: p["values"].pop("num_sms"), "values lacks num_sms; all of these are required"),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import PS, TINY
 
-from k3sim.sim.memory import HBM, L2, SPENT, L2Residency, Memory, StreamLimit, bytes_per_us, picoseconds
+from k3sim.sim.components.memory import HBM, L2, SPENT, L2Residency, Memory, StreamLimit, bytes_per_us, picoseconds
 
 FAST = StreamLimit(10**9, 10**9)
 
@@ -196,7 +196,7 @@ def test_streams_that_fill_hbm_share_it_by_their_bytes_in_flight() -> None:
 
 
 def test_a_grid_whose_blocks_share_sms_in_part_streams_more_slowly() -> None:
-    _, one = memory(hbm_uneven_loss=0.1)
+    _, one = memory(hbm_partial_grid_loss=0.1)
     rates = {blocks: one.limit(blocks, blocks, 9000).hbm_bytes_per_us for blocks in (5, 7, 8, 10, 20)}
     # Of seven blocks four share two pairs of SMs, of eight six share three.
     assert rates[7] == round(1_000_000 * (1 - 0.1 * 4 * (4 / 7) * (3 / 7)))

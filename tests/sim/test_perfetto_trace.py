@@ -14,9 +14,9 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket
 from synthetic_timeline import synthetic_timeline
 
 from k3sim.errors import UserError
-from k3sim.sim.lanes import assign_lanes
-from k3sim.sim.perfetto_trace import perfetto_bytes, write_perfetto_trace
-from k3sim.sim.timeline import Counter, KernelRun, Phase, Span, Timeline
+from k3sim.sim.export.lanes import assign_lanes
+from k3sim.sim.export.perfetto import perfetto_bytes, write_perfetto_trace
+from k3sim.sim.timeline.timeline import Counter, KernelRun, Phase, Span, Timeline
 
 
 @dataclass

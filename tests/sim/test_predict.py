@@ -13,15 +13,15 @@ from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.program import build_program
+from k3sim.sim.components.skew import Skew
 from k3sim.sim.engine import simulate
-from k3sim.sim.machine import load_machine
 from k3sim.sim.predict import Prediction, Question, difference_us, ladder, leave_one_out, predict
-from k3sim.sim.skew import Skew
-from k3sim.sim.timeline import Timeline
-from k3sim.sim.waits import Part
+from k3sim.sim.profile import load_machine
+from k3sim.sim.timeline.critical_path import Part
+from k3sim.sim.timeline.timeline import Timeline
 
 K3 = load_architecture()
-PATHS = ("stock", "fused", "persistent")
+PATHS = ("stock", "fused", "megakernel")
 SUBSETS = [frozenset(s for s, on in zip(SWITCHES, bits, strict=True) if on) for bits in product((0, 1), repeat=4)]
 
 
@@ -90,7 +90,7 @@ def test_more_work_takes_longer(path: str) -> None:
     assert by_context == sorted(by_context)
 
 
-@pytest.mark.parametrize("path", ("fused", "persistent"))
+@pytest.mark.parametrize("path", ("fused", "megakernel"))
 def test_a_short_context_takes_no_longer(path: str) -> None:
     assert (
         predict(question(context=1), find_path(path)).step_us <= predict(question(context=512), find_path(path)).step_us
@@ -219,7 +219,7 @@ def test_a_faster_machine_is_faster() -> None:
     for change in (
         {"hbm_read_bytes_per_s": base.machine.hbm_read_bytes_per_s * 1.1},
         {"launch_latency_s": 0.0},
-        {"completion_flush_s": 0.0},
+        {"grid_completion_s": 0.0},
         {"nvlink_one_way_s": 0.0},
         {"block_reduction_s": 0.0},
         {"host_launch_s": 0.0},

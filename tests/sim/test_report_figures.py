@@ -10,7 +10,7 @@ import pytest
 from synthetic_report import synthetic_report, synthetic_timelines
 from synthetic_timeline import synthetic_timeline
 
-from k3sim.sim.report_figures import (
+from k3sim.sim.export.figures import (
     GROUP_COLOURS,
     PART_COLOURS,
     layer_figure,
@@ -20,7 +20,7 @@ from k3sim.sim.report_figures import (
     waits_figure,
     waterfall_figure,
 )
-from k3sim.sim.timeline import PS_PER_US, Counter, KernelRun, Phase, Span, Timeline
+from k3sim.sim.timeline.timeline import PS_PER_US, Counter, KernelRun, Phase, Span, Timeline
 
 
 def one_layer() -> Timeline:
@@ -124,7 +124,7 @@ def test_the_parts_of_each_path_stack_to_its_step() -> None:
 
 
 def test_a_part_that_one_path_lacks_is_zero_there() -> None:
-    figure = waits_figure({"stock": {"weights": 5.0, "launch": 2.0}, "persistent": {"weights": 6.0}})
+    figure = waits_figure({"stock": {"weights": 5.0, "launch": 2.0}, "megakernel": {"weights": 6.0}})
 
     assert [(trace["name"], trace["x"]) for trace in figure["data"]] == [
         ("weights", [5.0, 6.0]),
@@ -137,7 +137,7 @@ def test_the_waterfall_starts_totals_anew_and_adds_changes() -> None:
         [
             {"label": "stock", "kind": "total", "step_us": 100.0, "delta_us": 0.0},
             {
-                "label": "welded",
+                "label": "fused-allreduce",
                 "kind": "relative",
                 "step_us": 70.0,
                 "delta_us": -30.0,
@@ -152,7 +152,7 @@ def test_the_waterfall_starts_totals_anew_and_adds_changes() -> None:
     assert bars["x"] == [100.0, -30.0, 70.0]
     assert bars["text"] == ["100 µs", "−30 µs", "70 µs"]
     assert bars["customdata"][1] == (
-        "<b>welded</b><br>step 70.0 µs<br>change -30.0 µs<br>peers -32.0 µs<br>weights +2.0 µs"
+        "<b>fused-allreduce</b><br>step 70.0 µs<br>change -30.0 µs<br>peers -32.0 µs<br>weights +2.0 µs"
     )
 
 
@@ -160,14 +160,14 @@ def test_the_costliest_switch_comes_first() -> None:
     figure = leave_one_out_figure(
         [
             {"without": "prefetch", "step_us": 105.0, "cost_us": 5.0},
-            {"without": "welded", "step_us": 140.0, "cost_us": 40.0},
+            {"without": "fused-allreduce", "step_us": 140.0, "cost_us": 40.0},
             {"without": "shared routing", "step_us": 98.0, "cost_us": -2.0},
         ]
     )
 
     bars, labels = figure["data"]
     assert figure["layout"]["yaxis"]["ticktext"] == [
-        "without welded",
+        "without fused-allreduce",
         "without prefetch",
         "without shared routing",
     ]

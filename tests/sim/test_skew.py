@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from k3sim.sim.skew import Paces, expected_maximum_of_normals
+from k3sim.sim.components.skew import Paces, expected_maximum_of_normals
 
 
 @pytest.mark.parametrize(

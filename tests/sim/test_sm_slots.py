@@ -12,14 +12,14 @@ from tiny import TINY, call, reads, simulate, stream, work
 
 from k3sim.errors import UserError
 from k3sim.kernels.work import Pass
-from k3sim.sim.sm_slots import Footprint, Placement, SmSlots
+from k3sim.sim.components.occupancy import Footprint, Occupancy, Placement
 
 NOTHING = Pass()
 
 
-def slots() -> tuple[simpy.Environment, SmSlots]:
+def slots() -> tuple[simpy.Environment, Occupancy]:
     env = simpy.Environment()
-    return env, SmSlots(env, TINY)
+    return env, Occupancy(env, TINY)
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,14 @@ HOPPER = replace(
 )
 
 
-def placed(sms: SmSlots, **shape: int) -> Placement:
+def placed(sms: Occupancy, **shape: int) -> Placement:
     one = replace(work(NOTHING, max_blocks_per_sm=8, carve_out_percent=None), **shape)
     return sms.place(one, sms.footprint(one))
 
 
 def test_a_block_waits_for_an_sm_that_was_carved_out_for_less() -> None:
     """A small kernel on two of four SMs: the large one starts on the other two, and whole when the small has gone."""
-    sms = SmSlots(simpy.Environment(), HOPPER)
+    sms = Occupancy(simpy.Environment(), HOPPER)
     small = placed(sms, num_blocks=2, threads_per_block=128, registers_per_thread=64, smem_bytes_per_block=2048)
     large = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
     assert [len(blocks) for blocks in large.on.values()] == [1, 1] and set(large.on).isdisjoint(small.on)
@@ -139,7 +139,7 @@ def test_a_block_waits_for_an_sm_that_was_carved_out_for_less() -> None:
 
 
 def test_a_small_block_joins_an_sm_that_was_carved_out_for_more() -> None:
-    sms = SmSlots(simpy.Environment(), HOPPER)
+    sms = Occupancy(simpy.Environment(), HOPPER)
     placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
     small = placed(sms, num_blocks=2, threads_per_block=128, registers_per_thread=64, smem_bytes_per_block=2048)
     assert small.whole.triggered
@@ -148,7 +148,7 @@ def test_a_small_block_joins_an_sm_that_was_carved_out_for_more() -> None:
 def test_the_carve_out_is_for_as_many_blocks_as_fit_by_threads() -> None:
     """As probed on an H200 (``residency``): 64 KB find no room beside 8 KB, and 128 KB find room beside 48 KB."""
     for first, second, beside in ((8, 64, False), (8, 200, False), (48, 128, True), (200, 8, True)):
-        sms = SmSlots(simpy.Environment(), HOPPER)
+        sms = Occupancy(simpy.Environment(), HOPPER)
         placed(sms, num_blocks=4, threads_per_block=256, registers_per_thread=32, smem_bytes_per_block=1024 * first)
         other = placed(
             sms, num_blocks=4, threads_per_block=256, registers_per_thread=32, smem_bytes_per_block=1024 * second
@@ -159,7 +159,7 @@ def test_the_carve_out_is_for_as_many_blocks_as_fit_by_threads() -> None:
 def test_a_kernel_alone_always_finds_room_for_its_wave() -> None:
     for smem in (0, 1, 1000, 8 * 1024, 16 * 1024, 33 * 1024, 100 * 1024, 227 * 1024):
         for threads, registers in ((64, 32), (128, 168), (256, 128), (448, 48), (544, 96)):
-            sms = SmSlots(simpy.Environment(), HOPPER)
+            sms = Occupancy(simpy.Environment(), HOPPER)
             alone = placed(
                 sms, num_blocks=99, threads_per_block=threads, registers_per_thread=registers, smem_bytes_per_block=smem
             )
@@ -167,7 +167,7 @@ def test_a_kernel_alone_always_finds_room_for_its_wave() -> None:
 
 
 def test_a_kernel_that_wants_all_of_an_sm_as_shared_memory_leaves_the_rest_to_others() -> None:
-    sms = SmSlots(simpy.Environment(), HOPPER)
+    sms = Occupancy(simpy.Environment(), HOPPER)
     small = work(NOTHING, num_blocks=4, threads_per_block=128, registers_per_thread=64, smem_bytes_per_block=2048)
     sms.place(small, sms.footprint(small))
     large = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
@@ -175,7 +175,7 @@ def test_a_kernel_that_wants_all_of_an_sm_as_shared_memory_leaves_the_rest_to_ot
 
 
 def test_registers_keep_a_block_out() -> None:
-    sms = SmSlots(simpy.Environment(), HOPPER)
+    sms = Occupancy(simpy.Environment(), HOPPER)
     first = placed(sms, num_blocks=3, threads_per_block=256, registers_per_thread=184, smem_bytes_per_block=2048)
     second = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=2048)
     assert first.whole.triggered
@@ -187,7 +187,7 @@ def test_registers_keep_a_block_out() -> None:
 @pytest.mark.parametrize(("threads", "beside"), [(384, True), (416, False)])
 def test_warps_are_dealt_out_over_the_parts_of_an_sm(threads: int, beside: bool) -> None:
     """As blocks of 256 threads come in beside 12 warps of 128 registers, and not beside 13 (probe ``residency``)."""
-    sms = SmSlots(simpy.Environment(), HOPPER)
+    sms = Occupancy(simpy.Environment(), HOPPER)
     placed(sms, num_blocks=4, threads_per_block=threads, registers_per_thread=128, smem_bytes_per_block=0)
     second = placed(sms, num_blocks=4, threads_per_block=256, registers_per_thread=32, smem_bytes_per_block=0)
     assert second.whole.triggered is beside
@@ -195,15 +195,15 @@ def test_warps_are_dealt_out_over_the_parts_of_an_sm(threads: int, beside: bool)
 
 @pytest.mark.parametrize(("registers", "beside"), [(72, True), (96, False)])
 def test_the_part_with_a_warp_more_gets_one_less_of_the_next_block(registers: int, beside: bool) -> None:
-    """17 warps of 72 registers leave room for 14 of 40, which 17 of 96 do not (stamps of blocks on an H200)."""
-    sms = SmSlots(simpy.Environment(), HOPPER)
+    """17 warps of 72 registers leave room for 14 of 40, which 17 of 96 do not (timestamps of blocks on an H200)."""
+    sms = Occupancy(simpy.Environment(), HOPPER)
     placed(sms, num_blocks=4, threads_per_block=544, registers_per_thread=registers, smem_bytes_per_block=0)
     second = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=40, smem_bytes_per_block=0)
     assert second.whole.triggered is beside
 
 
 def test_a_carve_out_of_others_does_not_hold_a_kernel_back_for_good() -> None:
-    sms = SmSlots(simpy.Environment(), HOPPER)
+    sms = Occupancy(simpy.Environment(), HOPPER)
     small = placed(sms, num_blocks=4, threads_per_block=128, registers_per_thread=48, smem_bytes_per_block=512)
     large = placed(sms, num_blocks=28, threads_per_block=128, registers_per_thread=72, smem_bytes_per_block=3000)
     assert len(large.on) == 4 and large.missing > 0  # one block beside each small one
@@ -212,7 +212,7 @@ def test_a_carve_out_of_others_does_not_hold_a_kernel_back_for_good() -> None:
 
 
 def test_blocks_start_in_the_order_of_launch() -> None:
-    sms = SmSlots(simpy.Environment(), HOPPER)
+    sms = Occupancy(simpy.Environment(), HOPPER)
     running = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
     large = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
     behind = placed(sms, num_blocks=1, threads_per_block=128, registers_per_thread=32, smem_bytes_per_block=1024)
@@ -224,10 +224,10 @@ def test_blocks_start_in_the_order_of_launch() -> None:
 def test_shared_memory_that_a_block_has_left_counts_with_what_was_free() -> None:
     """As on an H200 (probe ``three_blocks``): 85 KB start beside 128 when 60 have left, with 36 apart from them."""
     for first, second, third in ((60, 128, 85), (85, 65, 141), (73, 65, 85)):
-        sms = SmSlots(simpy.Environment(), HOPPER)
+        sms = Occupancy(simpy.Environment(), HOPPER)
         shape = {"num_blocks": 4, "threads_per_block": 256, "registers_per_thread": 32}
 
-        def place(kib: int, sms: SmSlots = sms, shape: dict[str, int] = shape) -> Placement:
+        def place(kib: int, sms: Occupancy = sms, shape: dict[str, int] = shape) -> Placement:
             one = replace(work(NOTHING, max_blocks_per_sm=1), smem_bytes_per_block=1024 * kib, **shape)
             return sms.place(one, sms.footprint(one))
 
@@ -241,7 +241,7 @@ def test_shared_memory_that_a_block_has_left_counts_with_what_was_free() -> None
 
 def test_blocks_that_are_done_make_room_for_others_of_their_kernel() -> None:
     """Four SMs, two of them taken: of eight blocks, one an SM, two start, and as these are given back two more do."""
-    sms = SmSlots(simpy.Environment(), HOPPER)
+    sms = Occupancy(simpy.Environment(), HOPPER)
     shape = {"threads_per_block": 448, "registers_per_thread": 48, "smem_bytes_per_block": 100 * 1024}
     taken = placed(sms, **{**shape, "num_blocks": 2, "smem_bytes_per_block": 200 * 1024})
     several = placed(sms, **shape, num_blocks=8)
@@ -258,7 +258,7 @@ def test_blocks_that_are_done_make_room_for_others_of_their_kernel() -> None:
 def test_a_kernel_that_asks_for_a_part_of_an_sm_as_shared_memory_keeps_large_blocks_out() -> None:
     """60 % become 164 KB: a block of 150 KB starts beside one of 8 KB, and one of 160 KB does not."""
     for kib, beside in ((150, True), (160, False)):
-        sms = SmSlots(simpy.Environment(), HOPPER)
+        sms = Occupancy(simpy.Environment(), HOPPER)
         shape = {"num_blocks": 4, "threads_per_block": 256, "registers_per_thread": 32, "max_blocks_per_sm": 1}
         one = replace(work(NOTHING), smem_bytes_per_block=8 * 1024, carve_out_percent=60, **shape)
         sms.place(one, sms.footprint(one))
@@ -267,12 +267,12 @@ def test_a_kernel_that_asks_for_a_part_of_an_sm_as_shared_memory_keeps_large_blo
 
 
 def test_a_block_that_waited_takes_an_sm_as_it_was_divided() -> None:
-    """As on an H200 (probe ``taken_over``): 127 KB that waited behind 60 % leave no room for 84; launched, they do.
+    """As on an H200 (probe ``carve_out_inheritance``): 127 KB that waited behind 60 % leave no room for 84; launched, they do.
 
     Each shape is blocks, threads, KB of shared memory, blocks an SM, and the wish.
     """
 
-    def placed_one(sms: SmSlots, blocks: int, threads: int, kib: int, per_sm: int, wish: int = 100) -> Placement:
+    def placed_one(sms: Occupancy, blocks: int, threads: int, kib: int, per_sm: int, wish: int = 100) -> Placement:
         one = replace(
             work(NOTHING), num_blocks=blocks, threads_per_block=threads, smem_bytes_per_block=1024 * kib,
             max_blocks_per_sm=per_sm, registers_per_thread=16, carve_out_percent=wish,
@@ -280,7 +280,7 @@ def test_a_block_that_waited_takes_an_sm_as_it_was_divided() -> None:
         return sms.place(one, sms.footprint(one))
 
     for waits in (True, False):
-        sms = SmSlots(simpy.Environment(), HOPPER)
+        sms = Occupancy(simpy.Environment(), HOPPER)
         before = placed_one(sms, 4, 128, 4, 1, wish=60)
         first = placed_one(sms, 8, 768, 28, 2)
         assert first.whole.triggered
@@ -296,7 +296,7 @@ def test_a_block_that_waited_takes_an_sm_as_it_was_divided() -> None:
 
 
 def test_a_block_that_waited_and_does_not_fit_divides_the_sm_anew() -> None:
-    sms = SmSlots(simpy.Environment(), HOPPER)
+    sms = Occupancy(simpy.Environment(), HOPPER)
     shape = {"num_blocks": 4, "threads_per_block": 256, "registers_per_thread": 32, "max_blocks_per_sm": 1}
     before = replace(work(NOTHING), smem_bytes_per_block=4096, carve_out_percent=60, **shape)
     large = replace(work(NOTHING), smem_bytes_per_block=200 * 1024, **shape)
@@ -308,8 +308,8 @@ def test_a_block_that_waited_and_does_not_fit_divides_the_sm_anew() -> None:
 
 
 def test_a_kernel_that_wants_more_l1_waits_until_an_sm_is_idle() -> None:
-    """It finds room beside the other, and would have no L1 there (probe ``kept_carve_out``)."""
-    sms = SmSlots(simpy.Environment(), HOPPER)
+    """It finds room beside the other, and would have no L1 there (probe ``carve_out_persistence``)."""
+    sms = Occupancy(simpy.Environment(), HOPPER)
     shape = {"num_blocks": 4, "threads_per_block": 128, "registers_per_thread": 32, "max_blocks_per_sm": 1}
     shared = replace(work(NOTHING), smem_bytes_per_block=64 * 1024, **shape)
     cached = replace(work(NOTHING), smem_bytes_per_block=4096, carve_out_percent=60, **shape)

@@ -12,11 +12,11 @@ import pytest
 from test_html_report import open_in_browser
 from test_perfetto_trace import read_slices
 
-from k3sim.calibrate.decode import DecodeOptions, case_of, idle_us, moved_bytes
+from k3sim.calibrate.decode.decode import DecodeOptions, case_of, idle_us, moved_bytes
 from k3sim.measured_report import read_measured
-from k3sim.sim.start_end import CallFacts, divide, facts_of
-from k3sim.sim.timeline import PS_PER_US, KernelRun, Phase, Span, Timeline
-from k3sim.sim.waits import Part, Segment, critical_path, waits_ps
+from k3sim.sim.timeline.critical_path import Part, Segment, critical_path, waits_ps
+from k3sim.sim.timeline.measured import CallFacts, divide, facts_of
+from k3sim.sim.timeline.timeline import PS_PER_US, KernelRun, Phase, Span, Timeline
 
 STORED = Path(__file__).parents[2] / "calibrate" / "data" / "h200-decode-fused.json"
 ONE_BYTE_A_PS = 1e12

@@ -8,12 +8,13 @@ import pytest
 
 from k3sim.model.architecture import load_architecture
 from k3sim.model.layout import Layout, Workload
-from k3sim.model.paths import SWITCHES, Path, find_path
-from k3sim.sim.machine import load_machine, machine_names
+from k3sim.model.paths import SWITCHES, find_path
+from k3sim.model.step import Path
+from k3sim.sim.components.skew import Skew
 from k3sim.sim.predict import Prediction, Question, predict
-from k3sim.sim.skew import Skew
-from k3sim.sim.timeline import KernelRun, Phase, Span, Timeline
-from k3sim.sim.waits import WORK_PARTS, Part, Segment, critical_path, cut, waits_ps
+from k3sim.sim.profile import load_machine, machine_names
+from k3sim.sim.timeline.critical_path import WORK_PARTS, Part, Segment, critical_path, cut, waits_ps
+from k3sim.sim.timeline.timeline import KernelRun, Phase, Span, Timeline
 
 K3 = load_architecture()
 
@@ -216,7 +217,7 @@ def test_the_grid_has_every_machine_size_and_workload() -> None:
     assert {workload for _, _, workload in GRID} == set(WORKLOADS)
 
 
-@pytest.mark.parametrize("path", ("stock", "fused", "persistent"))
+@pytest.mark.parametrize("path", ("stock", "fused", "megakernel"))
 @pytest.mark.parametrize(
     ("machine", "tp", "workload"),
     GRID,
@@ -240,7 +241,7 @@ def test_parts_sum_to_the_step_for_every_set_of_switches(path: Path) -> None:
         check(predict(question("gb300", 16, Workload(), skew), path))
 
 
-@pytest.mark.parametrize("path", ("stock", "fused", "persistent"))
+@pytest.mark.parametrize("path", ("stock", "fused", "megakernel"))
 def test_parts_sum_to_the_step_of_the_slowest_rank(path: str) -> None:
     check(predict(question("gb300", 8, Workload(), Skew.SAMPLED, folded=False, seed=3), find_path(path)))
 
@@ -255,7 +256,7 @@ def test_parts_sum_to_the_step_of_the_slowest_rank(path: str) -> None:
     ],
     ids=lambda one: one.tag if isinstance(one, Layout) else "",
 )
-@pytest.mark.parametrize("path", ("stock", "fused", "persistent"))
+@pytest.mark.parametrize("path", ("stock", "fused", "megakernel"))
 def test_parts_sum_to_the_step_with_experts_and_context_spread(path: str, layout: Layout, workload: Workload) -> None:
     asked = Question(architecture=K3, layout=layout, workload=workload, machine=load_machine("gb300"))
     check(predict(asked, find_path(path)))

@@ -15,8 +15,9 @@ from k3sim.kernels.work import Pass, Read, ReadKind, Work
 from k3sim.model.paths import find_path
 from k3sim.model.program import Call, Program
 from k3sim.sim import engine
-from k3sim.sim.machine import Machine, load_machine
-from k3sim.sim.timeline import KernelRun, Timeline
+from k3sim.sim.machine import Machine
+from k3sim.sim.profile import load_machine
+from k3sim.sim.timeline.timeline import KernelRun, Timeline
 
 PS = 1e-12
 
@@ -31,7 +32,7 @@ TINY = replace(
     hbm_latency_s=100 * PS,
     hbm_in_flight_curve=((1000.0, 1e12),),
     hbm_bytes_per_s_per_sm=1e12,
-    hbm_uneven_loss=0.0,
+    hbm_partial_grid_loss=0.0,
     hbm_copy_bytes_per_s=1e12,
     prefetch_bytes_per_s_per_sm=1e12,
     l2_effective_bytes=10_000,
@@ -44,16 +45,16 @@ TINY = replace(
     l2_far_latency_s=10 * PS,
     l2_loaded_latency_s=10 * PS,
     l2_queueing_utilisation=0.9,
-    l2_queue_share=0.25,
-    l2_free_queue_s=400 * PS,
+    l2_hit_queueing_fraction=0.25,
+    hbm_queue_threshold_s=400 * PS,
     launch_latency_s=1000 * PS,
-    early_launch_s=1000 * PS,
+    pdl_trigger_to_launch_s=1000 * PS,
     block_refill_s=1000 * PS,
     fork_s=0.0,
-    kernel_entry_s=0.0,
-    block_tail_s=0.0,
-    held_block_tail_s=0.0,
-    completion_flush_s=500 * PS,
+    kernel_prologue_s=0.0,
+    kernel_exit_cold_s=0.0,
+    kernel_exit_warm_s=0.0,
+    grid_completion_s=500 * PS,
     instruction_s=0.0,
     cold_instruction_s=0.0,
     block_dispatch_s=0.0,
@@ -66,7 +67,7 @@ TINY = replace(
     last_block_s=35 * PS,
     counter_handoff_s=40 * PS,
     tensor_core_setup_s=50 * PS,
-    product_chain_s=0.0,
+    dependent_mma_s=0.0,
     fp32_fma_per_clock_per_sm=1.0,
     bf16_flops=20e12,
     fp8_flops=40e12,

@@ -1,0 +1,1 @@
+"""Predictions beside what was measured or published."""

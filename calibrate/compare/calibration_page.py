@@ -1,0 +1,281 @@
+"""A calibration as one HTML page that opens without a network: values, residuals, measured against predicted.
+
+``write_calibration_page`` takes the documents that ``k3sim calibrate`` prints as JSON: of a fit, of a check, or both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from k3sim.sim.export.html import html_document
+from k3sim.sim.export.whole_file import write_whole_file
+
+COLOURS = {"probe": "#7a8794", "kernel": "#1f5fa8", "step": "#c2571a"}
+DRAW = """
+const figures = JSON.parse(document.getElementById("figures").textContent);
+Promise.all(Object.entries(figures).map(([name, figure]) => Plotly.newPlot(
+  document.getElementById(name), figure.data, figure.layout, {responsive: true, displaylogo: false}))).then(() => {
+  document.body.dataset.errors = errors;
+  document.body.dataset.drawn = "yes";
+});
+"""
+LAYOUT: dict[str, Any] = {
+    "font": {"family": "system-ui, sans-serif", "size": 13},
+    "margin": {"l": 190, "r": 20, "t": 20, "b": 50},
+    "legend": {"orientation": "h", "y": 1.08},
+    "plot_bgcolor": "#fff",
+}
+GRID = {"gridcolor": "#edf0f3", "zerolinecolor": "#9aa5b1"}
+
+
+def write_calibration_page(
+    path: Path, *, fit: Mapping[str, Any] | None = None, check: Mapping[str, Any] | None = None
+) -> None:
+    """Write the page, whole or not at all. Raises UserError when ``path`` cannot be written."""
+    write_whole_file(path, page(fit, check).encode())
+
+
+def page(fit: Mapping[str, Any] | None, check: Mapping[str, Any] | None) -> str:
+    figures: dict[str, Any] = {}
+    sections: list[str] = []
+    if fit is not None:
+        figures["residuals"] = residual_figure(fit["values"])
+        sections += _fit_sections(fit)
+    if check is not None:
+        figures["against"] = against_figure(check["cases"])
+        figures["errors"] = error_figure(check["cases"])
+        sections += _check_sections(check)
+    title = f"Calibration of {(fit or check or {}).get('machine', '')}"
+    return html_document(title, f"<h1>{escape(title)}</h1>\n{''.join(sections)}", figures, DRAW)
+
+
+def residual_figure(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Deviation of each case from the value it speaks of, in percent, one row a field."""
+    traces = []
+    for central, name, colour in ((True, "gives the value", "#1f5fa8"), (False, "around it", "#c2a15a")):
+        points = [
+            (100 * case["residual"], one["field"], case["case"])
+            for one in values
+            for case in one["cases"]
+            if case["central"] is central
+        ]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": name,
+                "marker": {"color": colour, "size": 8, "opacity": 0.75},
+                "x": [x for x, _, _ in points],
+                "y": [y for _, y, _ in points],
+                "text": [text for _, _, text in points],
+                "hovertemplate": "%{text}<br>%{x:+.2f} %<extra></extra>",
+            }
+        )
+    rows = len({one["field"] for one in values if one["cases"]})
+    return {
+        "data": traces,
+        "layout": {
+            **LAYOUT,
+            "height": 120 + 24 * rows,
+            "xaxis": {**GRID, "title": {"text": "case against the value, %"}},
+            "yaxis": {**GRID, "autorange": "reversed"},
+        },
+    }
+
+
+def against_figure(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Measured (x) against predicted (y), logarithmic, with intervals and the diagonal."""
+    times = [value for one in cases for value in (one["measured_us"], one["predicted_us"]) if value > 0]
+    ends = [min(times), max(times)]
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": ends,
+            "y": ends,
+            "name": "equal",
+            "line": {"color": "#9aa5b1", "width": 1},
+            "hoverinfo": "skip",
+        }
+    ]
+    for kind, colour in COLOURS.items():
+        of_kind = [one for one in cases if one["kind"] == kind]
+        if of_kind:
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": kind,
+                    "marker": {"color": colour, "size": 7},
+                    "x": [one["measured_us"] for one in of_kind],
+                    "y": [one["predicted_us"] for one in of_kind],
+                    "error_y": interval_bars(
+                        [(one["low_us"], one["predicted_us"], one["high_us"]) for one in of_kind], colour
+                    ),
+                    "text": [one["case"] for one in of_kind],
+                    "hovertemplate": "%{text}<br>measured %{x:,.4g} us<br>predicted %{y:,.4g} us<extra></extra>",
+                }
+            )
+    return {"data": traces, "layout": parity_layout("measured", 560)}
+
+
+def interval_bars(values: Sequence[tuple[float, float, float]], colour: str) -> dict[str, Any]:
+    """Error bars of points at the middle of each (low, value, high)."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [max(0.0, high - value) for _, value, high in values],
+        "arrayminus": [max(0.0, value - low) for low, value, _ in values],
+        "color": colour,
+        "thickness": 1,
+        "width": 2,
+    }
+
+
+def parity_layout(against: str, height: int) -> dict[str, Any]:
+    """Layout of predictions over what they are held against, both in microseconds on logarithmic axes."""
+    return {
+        **LAYOUT,
+        "margin": {**LAYOUT["margin"], "l": 70},
+        "height": height,
+        "xaxis": {**GRID, "type": "log", "title": {"text": f"{against}, us"}},
+        "yaxis": {**GRID, "type": "log", "title": {"text": "predicted, us"}},
+    }
+
+
+def error_figure(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Error of every kernel and step, in percent."""
+    shown = [one for one in cases if one["kind"] != "probe"]
+    traces = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": kind,
+            "marker": {"color": COLOURS[kind]},
+            "x": [100 * one["error"] for one in shown if one["kind"] == kind],
+            "y": [one["case"] for one in shown if one["kind"] == kind],
+            "hovertemplate": "%{y}<br>%{x:+.1f} %<extra></extra>",
+        }
+        for kind in COLOURS
+        if any(one["kind"] == kind for one in shown)
+    ]
+    return {
+        "data": traces,
+        "layout": {
+            **LAYOUT,
+            "margin": {**LAYOUT["margin"], "l": 420},
+            "showlegend": False,
+            "height": 120 + 19 * len(shown),
+            "xaxis": {**GRID, "title": {"text": "prediction against measurement, %"}},
+            "yaxis": {"range": [len(shown) - 0.5, -0.5], "automargin": True},
+        },
+    }
+
+
+def _fit_sections(fit: Mapping[str, Any]) -> list[str]:
+    values = html_table(
+        ("field", "value", "low", "high", "unit", "how", "worst case left out"),
+        (
+            (
+                one["field"],
+                "curve" if isinstance(one["value"], list) else f"{one['value']:.5g}",
+                f"{one['low']:.4g}",
+                f"{one['high']:.4g}",
+                one["unit"],
+                one["how"],
+                "" if one["left_out_error"] is None else f"{100 * one['left_out_error']:.1f} %",
+            )
+            for one in fit["values"]
+        ),
+        numbers=(1, 2, 3, 6),
+    )
+    kernels = [
+        (
+            one["field"],
+            f"{one['value']:.4g}",
+            "" if one["low"] is None else f"{one['low']:.4g}",
+            "" if one["high"] is None else f"{one['high']:.4g}",
+            f"{one['profile_value']:.4g}",
+            "determined" if one["determined"] else one["reason"],
+        )
+        for group in fit["from_kernels"]
+        for one in group["found"]
+    ]
+    sections = [
+        f"<p class='facts'>Samples of {escape(str(fit['gpu']))}, {escape(str(fit['date']))}; "
+        f"{len(fit['refused'])} of {fit['num_samples']} samples refused as unstable.</p>",
+        f"<section><h2>Values</h2><p>Low and high cover the bootstrap of the cases that give the value, and what other "
+        f"circumstances read. The last column predicts one case from the others.</p><div class='wide'>{values}</div>"
+        "</section>",
+        "<section><h2>Residuals</h2><div class='chart' id='residuals'></div></section>",
+    ]
+    if kernels:
+        columns = ("field", "from kernels", "low", "high", "in the profile", "verdict")
+        sections.append(
+            "<section><h2>What kernels say of values without a probe</h2><p>Reported, not put into the profile: such a "
+            "value also takes up what a cost function leaves out.</p><div class='wide'>"
+            f"{html_table(columns, kernels, numbers=(1, 2, 3, 4))}</div></section>"
+        )
+    refused = html_table(("sample", "why"), ((one["case"], one["reason"]) for one in fit["refused"]))
+    sections.append(
+        "<section><h2>Not determined</h2><p>The profile keeps what it had.</p><div class='wide'>"
+        f"{html_table(('field', 'why'), fit['undetermined'].items())}</div>"
+        f"<details><summary>Refused samples</summary><div class='wide'>{refused}</div></details></section>"
+    )
+    return sections
+
+
+def _check_sections(check: Mapping[str, Any]) -> list[str]:
+    rows = html_table(
+        ("kind", "case", "measured us", "predicted us", "error", "interval us", "inside", "in the fit"),
+        (
+            (
+                one["kind"],
+                one["case"],
+                f"{one['measured_us']:,.4g}",
+                f"{one['predicted_us']:,.4g}",
+                f"{100 * one['error']:+.1f} %",
+                f"{one['low_us']:,.4g} to {one['high_us']:,.4g}",
+                "yes" if one["inside_interval"] else "no",
+                "yes" if one["used_in_fit"] else "no",
+            )
+            for one in check["cases"]
+        ),
+        numbers=(2, 3, 4, 5),
+    )
+    totals = html_table(
+        ("not in the fit", "cases", "median error", "95th percentile", "worst", "inside the 90 % interval"),
+        (
+            (
+                f"{kind}s",
+                f"{one['cases']}",
+                *(f"{100 * one[name]:.1f} %" for name in ("median_error", "p95_error", "worst_error")),
+                f"{100 * one['inside_interval']:.0f} %",
+            )
+            for kind, one in check["summary"].items()
+        ),
+        numbers=(1, 2, 3, 4, 5),
+    )
+    return [
+        f"<section><h2>Measured against predicted</h2><div class='wide'>{totals}</div>"
+        "<div class='chart' id='against'></div></section>",
+        "<section><h2>Errors</h2><div class='chart' id='errors'></div></section>",
+        f"<section><h2>All cases</h2><details><summary>{len(check['cases'])} cases</summary>"
+        f"<div class='wide'>{rows}</div></details></section>",
+    ]
+
+
+def html_table(columns: Sequence[str], rows: Iterable[Iterable[str]], numbers: Sequence[int] = ()) -> str:
+    """A table of escaped cells; ``numbers`` are the columns that are set to the right."""
+
+    def cells(tag: str, row: Iterable[str]) -> str:
+        return "".join(
+            f"<{tag}{' class=number' if index in numbers else ''}>{escape(str(cell))}</{tag}>"
+            for index, cell in enumerate(row)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{cells('th', columns)}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,124 @@
+"""Optimisation ladders: public builds that grew step by step, predicted step by step.
+
+A public step is finer than a switch: it turns on parts of switches (``model/switches.py``). A step is judged on direction
+and size; where the change has no part, or the source names only its class, it is listed as having no switch. Steps that
+complete each other are judged together (``also``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from k3sim.calibrate.compare.commands import asked
+from k3sim.model.paths import PARTS, find_path
+from k3sim.model.step import Path
+from k3sim.sim.predict import predict
+
+if TYPE_CHECKING:
+    from k3sim.calibrate.evidence import Ladder
+
+#: Predicted over published saving within which the size of a step counts as right.
+SIZE_FACTOR = 2.0
+#: A published difference below this share of the step is noise of restarts (k3opt: about 2 %).
+NOISE = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedStep:
+    """One step beside its prediction; times in milliseconds a step. Savings are positive when a step gets faster."""
+
+    title: str
+    published_ms: float  # after the step
+    predicted_ms: float | None
+    published_saving_ms: float  # with those of the steps that complete it
+    predicted_saving_ms: float | None
+    verdict: str  # "start", "no switch", "with an earlier step", "noise", "direction", "direction and size", "wrong"
+    why: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+
+def path_of(parts: Iterable[str]) -> Path:
+    """The path of the public kernels with these parts of its switches on."""
+    chosen = tuple(parts)
+    return find_path("fused", with_switches=chosen) if chosen else find_path("stock")
+
+
+def step_ms(command: str, parts: Iterable[str]) -> float:
+    """Predicted step of the command's machine, layout and workload on the path with ``parts``."""
+    return predict(asked(command).question, path_of(parts)).step_us / 1e3
+
+
+def part_sets(ladder: Ladder) -> list[tuple[str, ...]]:
+    """The parts that are on after each step, in the order of PARTS."""
+    on: set[str] = set()
+    found = []
+    for step in ladder.steps:
+        on |= set(step.parts)
+        found.append(tuple(part for part in PARTS if part in on))
+    return found
+
+
+def judge(ladder: Ladder, predicted_ms: Mapping[tuple[str, ...], float]) -> list[JudgedStep]:
+    """Every step of a ladder, given the predicted step for each of ``part_sets``."""
+
+    def published(index: int) -> float:
+        value = ladder.steps[index].value
+        return 1e3 / value if ladder.unit == "tok/s/user" else value
+
+    def saving(index: int) -> float:
+        return published(index - 1) - published(index)
+
+    sets = part_sets(ladder)
+    share = ladder.layers / ladder.all_layers
+    found = []
+    for index, step in enumerate(ladder.steps):
+        after = predicted_ms[sets[index]] * share
+        if index == 0:
+            found.append(_judged(step.title, published(0), after, 0.0, 0.0, "start", step.why))
+        elif not step.parts:
+            led_by = any(index in other.also for other in ladder.steps)
+            verdict = "with an earlier step" if led_by else "no switch"
+            found.append(_judged(step.title, published(index), None, saving(index), None, verdict, step.why))
+        else:
+            before = predicted_ms[sets[index - 1]] * share
+            was = saving(index) + sum(saving(other) for other in step.also)
+            verdict = verdict_of(before - after, was, published(index))
+            found.append(_judged(step.title, published(index), after, was, before - after, verdict, step.why))
+    return found
+
+
+def _judged(
+    title: str, value: float, predicted: float | None, was: float, saved: float | None, verdict: str, why: str
+) -> JudgedStep:
+    return JudgedStep(
+        title=title,
+        published_ms=value,
+        predicted_ms=predicted,
+        published_saving_ms=was,
+        predicted_saving_ms=saved,
+        verdict=verdict,
+        why=why,
+    )
+
+
+def verdict_of(predicted: float, published: float, step: float) -> str:
+    """``noise`` where the published saving is; ``wrong`` where the signs differ."""
+    if abs(published) < NOISE * step:
+        return "noise"
+    if predicted * published <= 0:
+        return "wrong"
+    ratio = predicted / published
+    return "direction and size" if 1 / SIZE_FACTOR <= ratio <= SIZE_FACTOR else "direction"
+
+
+def counts(steps: Sequence[JudgedStep]) -> dict[str, int]:
+    """How many steps of each verdict, the start left out."""
+    found: dict[str, int] = {}
+    for step in steps:
+        if step.verdict != "start":
+            found[step.verdict] = found.get(step.verdict, 0) + 1
+    return found

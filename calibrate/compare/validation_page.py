@@ -1,0 +1,228 @@
+"""Published results beside predictions as one HTML page that opens without a network.
+
+A parity plot, every row with its interval, the optimisation ladders step by step, and the claims with their verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from k3sim.calibrate.compare.calibration_page import DRAW, GRID, LAYOUT, html_table, interval_bars, parity_layout
+from k3sim.calibrate.compare.claims import JudgedClaim
+from k3sim.calibrate.compare.validate import Validated, Validation, groups, summary
+from k3sim.sim.export.html import html_document
+from k3sim.sim.export.whole_file import write_whole_file
+
+TITLE = "Published results beside predictions"
+COLOURS = ("#1f5fa8", "#c2571a", "#2e7d4f", "#7a4fa3", "#b03a5b", "#5d6b78", "#a0822a", "#1f8a8a")
+TOLERANCE = 0.2  # the band of the parity plot
+
+
+def write_validation_page(path: Path, found: Validation, claims: Sequence[JudgedClaim]) -> None:
+    """Write the page, whole or not at all. Raises UserError when ``path`` cannot be written."""
+    write_whole_file(path, page(found, claims).encode())
+
+
+def page(found: Validation, claims: Sequence[JudgedClaim]) -> str:
+    figures: dict[str, Any] = {"parity": parity_figure(found.rows)} if found.rows else {}
+    for number, (_, steps) in enumerate(found.ladders):
+        figures[f"ladder{number}"] = ladder_figure(steps)
+    sections = "".join([*_rows(found), *_ladders(found), *_claims(claims)])
+    return html_document(TITLE, f"<h1>{TITLE}</h1>\n{sections}", figures, DRAW)
+
+
+def parity_figure(rows: Sequence[Validated]) -> dict[str, Any]:
+    """Published (x) against predicted (y) as time, logarithmic, one colour a machine and one symbol a kind."""
+
+    def us(row: Validated, value: float) -> float:
+        unit = row.evidence.unit
+        return value if unit == "us" else value * 1e3 if unit == "ms" else row.evidence.tokens * 1e6 / value
+
+    points = [(row, us(row, row.evidence.value), us(row, row.predicted)) for row in rows]
+    ends = [min(min(x, y) for _, x, y in points) / 1.2, max(max(x, y) for _, x, y in points) * 1.2]
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": ends,
+            "y": [factor * end for end in ends],
+            "name": name,
+            "showlegend": factor == 1.0,
+            "line": {"color": "#9aa5b1", "width": 1, "dash": "solid" if factor == 1.0 else "dot"},
+            "hoverinfo": "skip",
+        }
+        for factor, name in ((1.0, "equal"), (1 + TOLERANCE, "+20 %"), (1 - TOLERANCE, "-20 %"))
+    ]
+    machines = sorted({row.evidence.hardware for row in rows})
+    symbols = {"step": "circle", "stage": "diamond", "kernel": "square"}
+    for colour, machine in zip(cycle(COLOURS), machines, strict=False):
+        for kind, symbol in symbols.items():
+            of = [one for one in points if one[0].evidence.hardware == machine and one[0].evidence.kind == kind]
+            if not of:
+                continue
+            bounds = [sorted((us(row, row.low), us(row, row.high))) for row, _, _ in of]
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": f"{machine}, {kind}s",
+                    "marker": {
+                        "color": colour,
+                        "size": 8,
+                        "symbol": [symbol if row.evidence.judged else f"{symbol}-open" for row, _, _ in of],
+                    },
+                    "x": [x for _, x, _ in of],
+                    "y": [y for _, _, y in of],
+                    "error_y": interval_bars(
+                        [(low, y, high) for (low, high), (_, _, y) in zip(bounds, of, strict=True)], colour
+                    ),
+                    "text": [f"{row.evidence.engine}: {row.evidence.title}" for row, _, _ in of],
+                    "hovertemplate": "%{text}<br>published %{x:,.4g} us<br>predicted %{y:,.4g} us<extra></extra>",
+                }
+            )
+    return {"data": traces, "layout": parity_layout("published", 620)}
+
+
+def ladder_figure(steps: Sequence[Any]) -> dict[str, Any]:
+    """Savings of each step that was judged, published beside predicted, in milliseconds."""
+    shown = [one for one in steps if one.predicted_saving_ms is not None and one.verdict != "start"]
+    return {
+        "data": [
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "marker": {"color": colour},
+                "x": [getattr(one, field) for one in shown],
+                "y": [one.title for one in shown],
+                "hovertemplate": "%{y}<br>%{x:+.3f} ms<extra></extra>",
+            }
+            for name, field, colour in (
+                ("published", "published_saving_ms", "#9aa5b1"),
+                ("predicted", "predicted_saving_ms", "#1f5fa8"),
+            )
+        ],
+        "layout": {
+            **LAYOUT,
+            "height": 140 + 46 * len(shown),
+            "xaxis": {**GRID, "title": {"text": "saved of the step, ms"}},
+            "yaxis": {"autorange": "reversed", "automargin": True},
+        },
+    }
+
+
+def _rows(found: Validation) -> list[str]:
+    if not found.rows:
+        return []
+    totals = html_table(
+        ("judged", "rows", "median error", "worst", "inside the 90 % interval"),
+        (
+            (
+                f"{kind}s",
+                str(one["rows"]),
+                f"{100 * one['median_error']:.1f} %",
+                f"{100 * one['worst_error']:.1f} %",
+                f"{100 * one['inside_interval']:.0f} %",
+            )
+            for kind, one in summary(found.rows).items()
+        ),
+        numbers=(1, 2, 3, 4),
+    )
+    parts = []
+    for (kind, hardware, engine), rows in groups(found.rows).items():
+        table = html_table(
+            ("what", "published", "predicted", "unit", "error", "interval", "inside", "not known", "source", "command"),
+            (
+                (
+                    row.evidence.title + ("" if row.evidence.judged else f" (not judged: {row.evidence.why})"),
+                    f"{row.evidence.value:,.4g}",
+                    f"{row.predicted:,.4g}",
+                    row.evidence.unit,
+                    f"{100 * row.error:+.1f} %",
+                    f"{row.low:,.4g} to {row.high:,.4g}",
+                    "yes" if row.inside_interval else "no",
+                    row.evidence.unknown,
+                    f"{row.evidence.source}, {row.evidence.date}",
+                    row.evidence.command,
+                )
+                for row in rows
+            ),
+            numbers=(1, 2, 4, 5),
+        )
+        parts.append(f"<h3>{escape(f'{hardware}, {engine}: {kind}s')}</h3><div class='wide'>{table}</div>")
+    return [
+        "<section><h2>Parity</h2><p>Nothing here was fitted. Open symbols are results that the model does not "
+        "describe; they are listed with the reason and not counted. Dotted lines are 20 % off. Vertical bars: "
+        f"the middle 90 % over {found.num_draws} machines drawn from the intervals of the profile's values.</p>"
+        f"<div class='wide'>{totals}</div><div class='chart' id='parity'></div></section>",
+        f"<section><h2>Every result</h2>{''.join(parts)}</section>",
+    ]
+
+
+def _ladders(found: Validation) -> list[str]:
+    sections = []
+    for number, (ladder, steps) in enumerate(found.ladders):
+        table = html_table(
+            ("step", "after it ms", "predicted ms", "saved ms", "predicted", "verdict", "why"),
+            (
+                (
+                    one.title,
+                    f"{one.published_ms:.3f}",
+                    "" if one.predicted_ms is None else f"{one.predicted_ms:.3f}",
+                    "" if one.verdict == "start" else f"{one.published_saving_ms:+.3f}",
+                    ""
+                    if one.predicted_saving_ms is None or one.verdict == "start"
+                    else f"{one.predicted_saving_ms:+.3f}",
+                    one.verdict,
+                    one.why,
+                )
+                for one in steps
+            ),
+            numbers=(1, 2, 3, 4),
+        )
+        sections.append(
+            f"<section><h2>{escape(ladder.title)}</h2><p>{escape(ladder.source)}, {escape(ladder.date)}; not known: "
+            f"{escape(ladder.unknown)}.</p><div class='chart' id='ladder{number}'></div>"
+            f"<div class='wide'>{table}</div></section>"
+        )
+    return sections
+
+
+def _claims(claims: Sequence[JudgedClaim]) -> list[str]:
+    sections = []
+    for one in claims:
+        scenario = one.scenario
+        figures = html_table(
+            ("figure", "claimed", "predicted", "90 % of draws", "unit", "verdict"),
+            (
+                (
+                    figure.figure.label,
+                    "falls" if figure.figure.unit == "falls" else f"{figure.figure.value:g}",
+                    f"{figure.answer.predicted:.4g}" if figure.answer else "",
+                    f"{figure.answer.low:.4g} to {figure.answer.high:.4g}" if figure.answer else "",
+                    "last over first" if figure.figure.unit == "falls" else figure.figure.unit,
+                    figure.verdict,
+                )
+                for figure in one.figures
+            ),
+            numbers=(1, 2, 3),
+        )
+        series = [(each.label, f"{each.predicted:.3f}", f"{each.low:.3f} to {each.high:.3f}", "")
+                  for figure in one.figures for each in figure.series]  # fmt: skip
+        others = [
+            (each.label, f"{each.predicted:.4g}", f"{each.low:.4g} to {each.high:.4g}", "yes" if holds else "no")
+            for each, holds in one.alternatives
+        ]
+        more = html_table(("otherwise", "predicted", "90 % of draws", "the claim holds"), series + others, (1, 2))
+        sections.append(
+            f"<section><h2>{escape(scenario.title)}: {escape(one.verdict)}</h2><p>{escape(scenario.claim)}.</p>"
+            f"<div class='wide'>{figures}</div><p><b>Boundary.</b> {escape(scenario.boundary)}</p>"
+            f"<p><b>What would have to be true.</b> {escape(scenario.would_hold)}</p>"
+            + (f"<div class='wide'>{more}</div>" if series or others else "")
+            + f"<p>{escape(scenario.found)} ({escape(scenario.source)}, {escape(scenario.date)})</p></section>"
+        )
+    return sections

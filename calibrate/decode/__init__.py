@@ -1,0 +1,1 @@
+"""Decode steps of one rank, measured on a GPU."""

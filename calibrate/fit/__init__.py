@@ -1,0 +1,1 @@
+"""From samples to the values of a machine profile, with intervals."""

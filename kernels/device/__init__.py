@@ -1,0 +1,1 @@
+"""Pieces of device code that several kernels share."""

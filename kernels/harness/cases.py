@@ -1,0 +1,250 @@
+"""The calls that ``check`` and ``bench`` make: one list an operator, all over this interface.
+
+A ``Case`` is one shape of one operator. From a device and a seed it makes
+
+* a ``Problem``: the call on fresh random inputs beside what the reference makes of them, for ``check``;
+* a ``Timed``: the same call on enough copies of what it reads that each comes from HBM, and the same work by other
+  packages, for ``bench``.
+
+What a call moves is its ``Work``, from the operator's ``cost.py``: the floor is stated there and nowhere else. A new
+operator is a module ``<operator>/cases.py`` with a function ``cases()``, and its name in ``OPERATORS``.
+
+    for case in cases_of(["kda_decode"]):
+        problem = case.problem("cuda", 0)
+        problem.reset(); problem.launch(); print(problem.judge())
+
+Listing cases needs neither torch nor CUTLASS.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from k3sim.errors import UserError
+from k3sim.kernels.work import Work
+
+if TYPE_CHECKING:
+    import torch
+
+    from k3sim.kernels.harness.tolerance import Verdict
+
+    Judge = Callable[[torch.Tensor, torch.Tensor, str], Verdict]
+
+OPERATORS = (
+    "skinny_gemv", "kda_decode", "attn_res", "expert_gemv", "router_topk", "latent_tail", "mla_decode", "mla_prep",
+    "proj_allreduce", "lm_head", "l2_prefetch", "unfused",
+)  # fmt: skip
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """One tensor that a call writes, and how it is judged.
+
+    ``judge`` takes the tensor, the reference's and a name. ``in_place``: what it holds before is an input of the call;
+    any other output is poisoned before every launch.
+    """
+
+    name: str
+    tensor: torch.Tensor
+    judge: Judge
+    in_place: bool = False
+
+
+@dataclass(kw_only=True)
+class Problem:
+    """One call on fresh inputs. ``reference`` gives the tensors that ``outputs`` should hold, in that order.
+
+    ``reference`` must work on inputs as they were made: it copies what the call changes. ``repeatable``: a replay of
+    the call in a graph, after ``reset``, must give the same bits.
+    """
+
+    outputs: Sequence[Output]
+    launch: Call
+    reference: Callable[[], Sequence[torch.Tensor]]
+    repeatable: bool = True
+    _start: list[torch.Tensor | None] = field(init=False, default_factory=list)
+    _expected: Sequence[torch.Tensor] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self._start = [one.tensor.clone() if one.in_place else None for one in self.outputs]
+
+    def reset(self) -> None:
+        """Poison what the call must write and put back what it changes."""
+        for one, start in zip(self.outputs, self._start, strict=True):
+            if start is None:
+                poison(one.tensor)
+            else:
+                one.tensor.copy_(start)
+
+    def expected(self) -> Sequence[torch.Tensor]:
+        """The reference's tensors, computed once."""
+        if self._expected is None:
+            self._expected = self.reference()
+        return self._expected
+
+    def judge(self) -> list[Verdict]:
+        """One verdict an output, on what the tensors hold now."""
+        return [
+            one.judge(one.tensor, expected, one.name)
+            for one, expected in zip(self.outputs, self.expected(), strict=True)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """Calls that take turns, each on its own copy of what it reads.
+
+    ``peers``: name of another implementation to a function that makes its calls, over the same copies; it raises
+    ImportError where the package is missing. ``keep``: tensors that a call knows by address only.
+    """
+
+    calls: Sequence[Call]
+    peers: Mapping[str, Callable[[], Sequence[Call]]] = field(default_factory=dict)
+    keep: Sequence[Any] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One shape of one operator.
+
+    ``works``: the launches of one call, as their cost functions count them. ``problem`` takes device and seed,
+    ``timed`` also the bytes of L2. Without ``timed`` a case is only checked; without ``problem`` it is only timed, its
+    launch being part of what another case checks. ``num_bytes``: memory that ``problem`` takes, roughly.
+    """
+
+    operator: str
+    name: str
+    rows: int
+    works: Sequence[Work]
+    num_bytes: int
+    problem: Callable[[str, int], Problem] | None = None
+    timed: Callable[[str, int, int], Timed] | None = None
+
+    @property
+    def moved_bytes(self) -> int:
+        """HBM bytes read and written by one call when L2 holds nothing: the numerator of the floor."""
+        return sum(one.moved_bytes() for one in self.works)
+
+
+def cases_of(operators: Sequence[str] = ()) -> list[Case]:
+    """Cases of ``operators`` (all when empty). Raises UserError for an unknown one, with the nearest name."""
+    for operator in operators:
+        if operator not in OPERATORS:
+            near = difflib.get_close_matches(operator, OPERATORS, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise UserError(f"unknown operator {operator!r}{hint}; accepted: {', '.join(OPERATORS)}")
+    return [case for operator in operators or OPERATORS for case in _module(operator).cases()]
+
+
+def _module(operator: str) -> Any:
+    return importlib.import_module(f"k3sim.kernels.{operator}.cases")
+
+
+def rows_in_words(rows: int) -> str:
+    """For the name of a case."""
+    return f"{rows} row{'' if rows == 1 else 's'}"
+
+
+# -- inputs -------------------------------------------------------------------------------------------------------
+
+
+def generator_on(device: str, seed: int) -> torch.Generator:
+    import torch
+
+    return torch.Generator(device=device).manual_seed(seed)
+
+
+def normal(
+    shape: Sequence[int], generator: torch.Generator, *, scale: float = 1.0, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Normal values, bf16 unless ``dtype`` says otherwise, on the generator's device, with no copy in another type."""
+    import torch
+
+    made = torch.empty(tuple(shape), dtype=dtype or torch.bfloat16, device=generator.device)
+    return made.normal_(0.0, scale, generator=generator)
+
+
+def poison(tensor: torch.Tensor) -> None:
+    """NaN, or a number that no kernel writes where the type has none."""
+    import torch
+
+    if tensor.dtype == torch.float8_e4m3fn:
+        tensor.view(torch.uint8).fill_(0x7F)
+    elif tensor.is_floating_point():
+        tensor.fill_(math.nan)
+    else:
+        tensor.fill_(-7)
+
+
+# -- judges -------------------------------------------------------------------------------------------------------
+
+
+def within(family: str) -> Judge:
+    """Within the tolerance of ``family``. Where the reference holds NaN, the poison must be untouched."""
+
+    def judge(out: torch.Tensor, ref: torch.Tensor, name: str) -> Verdict:
+        from k3sim.kernels.harness.tolerance import Verdict, compare
+
+        out, ref = out.float() if out.element_size() == 1 else out, ref.to(out.device)
+        untouched = ref.isnan()
+        if bool(untouched.any()):
+            written = int((~out[untouched].isnan()).sum())
+            if written:
+                return Verdict(accepted=False, line=f"{name}: {written} elements written that are not the call's")
+            out, ref = out[~untouched], ref[~untouched]
+        return compare(out, ref, family, name=name)
+
+    return judge
+
+
+def exactly() -> Judge:
+    """Every element equal."""
+
+    def judge(out: torch.Tensor, ref: torch.Tensor, name: str) -> Verdict:
+        from k3sim.kernels.harness.tolerance import Verdict
+
+        wrong = int((out != ref.to(out.device, out.dtype)).sum())
+        line = f"{name}: {wrong} of {out.numel()} differ"
+        return Verdict(accepted=wrong == 0, line=line, error=float(wrong), bound=0.0)
+
+    return judge
+
+
+def at_least() -> Judge:
+    """No element below the reference's; the error is by how much the worst falls short."""
+
+    def judge(out: torch.Tensor, ref: torch.Tensor, name: str) -> Verdict:
+        from k3sim.kernels.harness.tolerance import Verdict
+
+        shortfall = max(0.0, float((ref.cpu() - out.cpu()).max()))
+        accepted = bool((out.cpu() >= ref.cpu()).all())  # NaN is refused
+        line = f"{name}: least {float(out.min()):.3g}, {float(ref.min()):.3g} is due"
+        return Verdict(accepted=accepted, line=line, error=shortfall, bound=0.0)
+
+    return judge
+
+
+def alike_within(family: str) -> Judge:
+    """[ranks, ...] against the reference of one rank: the first within ``family``, all others equal to it in bits."""
+
+    def judge(out: torch.Tensor, ref: torch.Tensor, name: str) -> Verdict:
+        import torch
+
+        from k3sim.kernels.harness.tolerance import Verdict
+
+        verdict = within(family)(out[0], ref, name)
+        bits = out.contiguous().view(torch.uint8)
+        unequal = [rank for rank in range(1, out.shape[0]) if not torch.equal(bits[rank], bits[0])]
+        if unequal:
+            line = f"{verdict.line}; ranks {unequal} differ from rank 0 in bits"
+            return Verdict(accepted=False, line=line, error=verdict.error, bound=verdict.bound)
+        return verdict
+
+    return judge

@@ -1,0 +1,1 @@
+"""Compiling kernels, with and without a GPU, and reading what was built."""

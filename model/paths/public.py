@@ -1,0 +1,365 @@
+"""The tables of the paths. ``paths.Row`` explains the columns.
+
+Read a table from the top: it is the order of the main stream. Rows come in pairs where a switch replaces a
+kernel: ``off`` names the switch that removes the row, ``on`` the switches that bring it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from k3sim.model.step import HEAD, START, Row
+from k3sim.model.switches import SWITCHES
+
+BATCH, REDUCE, ROUTE, FETCH = SWITCHES
+
+ROWS: dict[str, int | str] = {"rows": "rows"}
+MIX: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "sources": "sources"}
+ALL_REDUCE: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "ranks": "ranks"}
+PARTIAL_SUMS: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "slots": "ranks"}
+SHARDS: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "slots": 1}
+KDA_STATE: dict[str, int | str] = {
+    "rows": "rows",
+    "heads": "kda_heads",
+    "state_bytes": "kda_state_bytes",
+    "conv_state_bytes": "kda_conv_state_bytes",
+    "conv_weight_bytes": "kda_conv_weight_bytes",
+}
+ATTENTION: dict[str, int | str] = {
+    "rows": "rows",
+    "heads": "mla_heads",
+    "context": "context",
+    "kv_row_bytes": "kv_row_bytes",
+    "kv_lora_rank": "kv_lora_rank",
+}
+EXPERTS: dict[str, int | str] = {"rows": "rows", "top_k": "top_k", "distinct_milli": "distinct_milli"}
+SELECT_EXPERTS: dict[str, int | str] = {
+    **EXPERTS, "width": "expert_width", "experts": "experts", "latent": "latent",
+}  # fmt: skip
+SELECT: dict[str, int | str] = {"rows": "rows", "experts": "experts", "latent": "latent"}
+TAIL: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "latent": "latent", "ranks": "ranks"}
+
+
+def _row(stage: str, operator: str, shape: Mapping[str, int | str], **columns: Any) -> Row:
+    return Row(stage=stage, operator=operator, shape=shape, **columns)
+
+
+# A chain kernel launched early: its successor may start as soon as it runs.
+EARLY: dict[str, Any] = {"launch": "pdl", "trigger": "start"}
+# The public kernels with early PDL trigger: after the main loop.
+PUBLIC: dict[str, Any] = {"launch": "pdl", "trigger": "stream"}
+
+START_ROWS = (
+    # Input preparation runs op by op before the graph: about 19 launches on vLLM's V2 runner, inferred from
+    # k3opt's "about 90 us" on GB200 and the cost of one launch from a Grace host.
+    _row("host.inputs", "host", {"num_launches": 19, "num_graph_launches": 1}, launch="host", stream="host"),
+    _row("embed.lookup", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, off=(REDUCE,),
+         after=("host.inputs",)),
+    _row("embed.all_reduce", "unfused.all_reduce", ALL_REDUCE, launch="pdl", off=(REDUCE,),
+         sends="embed", receives=("embed",)),
+    _row("embed.push", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, on=(REDUCE,), sends="residual",
+         trigger="start", after=("host.inputs",)),
+)
+
+KDA_ROWS = (
+    _row("attn_res.mixer", "attn_res.single_block", MIX, off=(REDUCE,)),
+    _row("attn_res.mixer", "attn_res.consume", SHARDS, on=(REDUCE,), receives=("residual",), **EARLY),
+    _row("kda.in_proj", "skinny_gemv.column_pair", ROWS, weights=("kda.in_proj",), off=(BATCH,), **PUBLIC),
+    _row("kda.in_proj", "skinny_gemv.ring", ROWS, weights=("kda.in_proj",), on=(BATCH,), **EARLY),
+    _row("attn_res.snapshots", "attn_res.snapshot_sums", MIX, on=(REDUCE,), stream="aux", after=("attn_res.mixer",)),
+    _row("kda.f_b", "skinny_gemv.column_pair", ROWS, weights=("kda.f_b",), off=(BATCH,), launch="pdl"),
+    _row("kda.decode", "kda_decode.per_head", KDA_STATE, off=(BATCH,), needs="many kda heads", **PUBLIC),
+    _row("kda.conv", "unfused.conv_update",
+         {"rows": "rows", "conv_state_bytes": "kda_conv_state_bytes", "conv_weight_bytes": "kda_conv_weight_bytes"},
+         off=(BATCH,), needs="few kda heads"),
+    _row("kda.recurrent", "unfused.recurrent_update",
+         {"rows": "rows", "heads": "kda_heads", "state_bytes": "kda_state_bytes"}, off=(BATCH,), needs="few kda heads"),
+    _row("kda.gated_norm", "unfused.gated_norm", {"rows": "rows", "heads": "kda_heads", "head_dim": "head_dim"},
+         off=(BATCH,), needs="few kda heads"),
+    _row("kda.decode", "kda_decode.public_cluster", KDA_STATE, weights=("kda.f_b",), on=(BATCH,), **EARLY),
+    _row("prefetch.o_proj", "l2_prefetch.bulk", {"budget_bytes": 16 << 20}, weights=("kda.o_proj",), on=(FETCH,),
+         stream="prefetch", after=("kda.in_proj",)),
+    _row("kda.o_proj", "skinny_gemv.column_pair", ROWS, weights=("kda.o_proj",), off=(REDUCE,), **PUBLIC),
+    _row("kda.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(REDUCE,), launch="pdl",
+         sends="attention", receives=("attention",)),
+    _row("kda.o_proj", "proj_allreduce.produce", ROWS, weights=("kda.o_proj",), on=(REDUCE,), sends="attention", **EARLY),
+)
+
+MLA_ROWS = (
+    _row("attn_res.mixer", "attn_res.single_block", MIX, off=(REDUCE,)),
+    _row("attn_res.mixer", "attn_res.consume", SHARDS, on=(REDUCE,), receives=("residual",), **EARLY),
+    _row("mla.gate", "skinny_gemv.column_pair", ROWS, weights=("mla.gate",), off=(BATCH,), stream="aux",
+         after=("attn_res.mixer",)),
+    _row("mla.qkv_a", "skinny_gemv.column_pair", ROWS, weights=("mla.qkv_a",), off=(BATCH,), **PUBLIC),
+    _row("mla.qkv_a_gate", "skinny_gemv.ring", ROWS, weights=("mla.qkv_a", "mla.gate"), on=(BATCH,), **EARLY),
+    _row("attn_res.snapshots", "attn_res.snapshot_sums", MIX, on=(REDUCE,), stream="aux", after=("attn_res.mixer",)),
+    _row("mla.norms", "unfused.norm", {"rows": "rows", "width": 2048}, off=(BATCH,)),
+    _row("mla.q_b", "skinny_gemv.column_pair", ROWS, weights=("mla.q_b",), off=(BATCH,), **PUBLIC),
+    _row("mla.absorb", "unfused.batched_gemm", ROWS, weights=("mla.w_uk",), off=(BATCH,)),
+    _row("mla.query_cache", "unfused.query_and_cache", {"rows": "rows", "heads": "mla_own_heads",
+         "kv_row_bytes": "kv_row_bytes"}, off=(BATCH,)),
+    _row("mla.prep", "mla_prep.public_fused",
+         {"rows": "rows", "heads": "mla_own_heads", "kv_row_bytes": "kv_row_bytes"},
+         weights=("mla.q_b", "mla.w_uk"), on=(BATCH,), **EARLY),
+    _row("prefetch.o_proj", "l2_prefetch.bulk", {"budget_bytes": 16 << 20}, weights=("mla.o_proj",), on=(FETCH,),
+         stream="prefetch", after=("mla.prep", "mla.query_cache")),
+    _row("mla.query_gather", "unfused.query_gather", {"rows": "rows", "heads": "mla_own_heads",
+         "kv_row_bytes": "kv_row_bytes"}, needs="dcp", launch="pdl", sends="query", receives=("query",), group="dcp"),
+    _row("mla.attention", "mla_decode.split_kv", ATTENTION, off=(BATCH,), needs="no dcp", launch="pdl"),
+    _row("mla.attention", "mla_decode.partial", {**ATTENTION, "context_ranks": "dcp"}, needs="dcp", launch="pdl",
+         sends="context", group="dcp"),
+    _row("mla.lse_merge", "mla_decode.lse_merge", {"rows": "rows", "heads": "mla_own_heads", "ranks": "dcp",
+         "kv_lora_rank": "kv_lora_rank"}, needs="dcp", launch="pdl", receives=("context",)),
+    _row("mla.attention", "mla_decode.fused", ATTENTION, weights=("mla.w_uv",), on=(BATCH,), needs="no dcp", **EARLY),
+    _row("mla.lift", "unfused.batched_gemm", ROWS, weights=("mla.w_uv",), off=(BATCH,), needs="no dcp"),
+    _row("mla.lift", "unfused.batched_gemm", ROWS, weights=("mla.w_uv",), needs="dcp"),
+    _row("mla.gate_multiply", "unfused.elementwise", {"rows": "rows", "width": "mla_value_width"}, off=(BATCH,),
+         needs="no dcp", after=("mla.gate",)),
+    _row("mla.gate_multiply", "unfused.elementwise", {"rows": "rows", "width": "mla_value_width"}, needs="dcp",
+         after=("mla.gate",)),
+    _row("mla.o_proj", "skinny_gemv.column_pair", ROWS, weights=("mla.o_proj",), off=(REDUCE,), **PUBLIC),
+    _row("mla.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(REDUCE,), launch="pdl",
+         sends="attention", receives=("attention",)),
+    _row("mla.o_proj", "proj_allreduce.produce", ROWS, weights=("mla.o_proj",), on=(REDUCE,), sends="attention", **EARLY),
+)
+
+BEFORE_FFN = (
+    _row("attn_res.ffn", "attn_res.single_block", MIX, off=(REDUCE,)),
+    _row("attn_res.ffn", "attn_res.consume", PARTIAL_SUMS, on=(REDUCE,), receives=("attention",), **EARLY),
+)
+
+DENSE_ROWS = (
+    *BEFORE_FFN,
+    _row("dense.gate_up", "skinny_gemv.column_pair", ROWS, weights=("dense.gate_up",), off=(BATCH,), **PUBLIC),
+    _row("dense.gate_up", "skinny_gemv.ring", ROWS, weights=("dense.gate_up",), on=(BATCH,), **EARLY),
+    _row("dense.situ", "unfused.elementwise", {"rows": "rows", "width": "dense_width"}, off=(BATCH,)),
+    _row("dense.down", "skinny_gemv.column_pair", ROWS, weights=("dense.down",), off=(REDUCE,), **PUBLIC),
+    _row("dense.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(REDUCE,), launch="pdl",
+         sends="ffn", receives=("ffn",)),
+    _row("dense.down", "proj_allreduce.produce", ROWS, weights=("dense.down",), on=(REDUCE,), sends="residual", **EARLY),
+)
+
+# The public one-launch expert kernels are built for up to eight rows (k3opt: MOEBLOCK and moe8). One row is selected
+# inside the launch; from two on, a launch in front of it selects and the tensor-core kernel follows (k3opt README: "the
+# block kernel then runs in routing-only mode").
+BLOCK_ROWS, SELECT_INSIDE_ROWS = 8, 1
+# The front is divided whole for so many rows, its latent projection for so many; beyond that every rank computes all of
+# it (k3opt README: MOEBLOCK, whose router is not divided there, up to 4 rows, DOWNSHARD up to 8).
+FRONT_ROWS, LATENT_FRONT_ROWS = 4, 8
+LATENT_FRONT: dict[str, Any] = {"min_rows": FRONT_ROWS + 1, "max_rows": LATENT_FRONT_ROWS}
+SELECT_BEFORE: dict[str, Any] = {"min_rows": SELECT_INSIDE_ROWS + 1, "max_rows": BLOCK_ROWS}
+
+
+def _select_from_whole_logits(**columns: Any) -> tuple[Row, ...]:
+    """Selection and quantisation where every rank has all logits and the whole latent."""
+    return (
+        _row("moe.routing", "unfused.routing", {"rows": "rows", "experts": "experts"}, launch="pdl", **columns),
+        _row("moe.quantise", "unfused.quantise", {"rows": "rows", "width": "latent"}, after=("moe.latent_down",),
+             **columns),
+    )
+
+
+def _whole_front(**columns: Any) -> tuple[Row, ...]:
+    """Router on the main stream, latent down-projection beside it, in full on every rank."""
+    return (
+        _row("moe.router", "skinny_gemv.column_pair", ROWS, weights=("moe.router",), **PUBLIC, **columns),
+        _row("moe.latent_down", "skinny_gemv.column_pair", ROWS, weights=("moe.latent_down",), stream="aux",
+             after=("attn_res.ffn",), **columns),
+    )
+
+
+def _grouped_experts(*, on: tuple[str, ...] = (), off: tuple[str, ...] = (), min_rows: int = 1) -> tuple[Row, ...]:
+    """Routing, permutation and the two grouped GEMMs, with the router computed in full or divided."""
+    bounds: dict[str, Any] = {"min_rows": min_rows}
+    return (
+        *_select_from_whole_logits(on=on, off=(*off, ROUTE), **bounds),
+        *_select_from_whole_logits(on=(*on, ROUTE), off=off, min_rows=max(min_rows, LATENT_FRONT_ROWS + 1)),
+        *(
+            (_row("moe.routing", "router_topk.gather_select", SELECT, receives=("route",), on=(*on, ROUTE), off=off,
+                  max_rows=LATENT_FRONT_ROWS, **PUBLIC, **bounds),)
+            if min_rows <= LATENT_FRONT_ROWS
+            else ()
+        ),
+        _row("moe.permutation", "unfused.permutation", {"rows": "rows", "experts": "experts"}, launch="pdl",
+             on=on, off=off, **bounds),
+        _row("moe.indices", "unfused.permutation", {"rows": "rows", "experts": "experts"}, launch="pdl",
+             on=on, off=off, **bounds),
+        _row("moe.experts_1", "expert_gemv.gemm1", {**EXPERTS, "width": "expert_width"},
+             weights=("moe.expert_w13",), launch="pdl", on=on, off=off, **bounds),
+        _row("moe.experts_2", "expert_gemv.gemm2", {**EXPERTS, "latent": "latent"}, weights=("moe.expert_w2",),
+             launch="pdl", on=on, off=off, **bounds),
+    )
+
+
+MOE_ROWS = (
+    *BEFORE_FFN,
+    # Front, computed in full on every rank.
+    *_whole_front(off=(ROUTE,)),
+    *_whole_front(on=(ROUTE,), min_rows=LATENT_FRONT_ROWS + 1),
+    # Front, divided over the ranks: one GEMV pushes this rank's logits and latent columns to all; for more rows the
+    # latent columns alone, beside a router that every rank computes.
+    _row("moe.front", "skinny_gemv.ring_push", {"rows": "rows", "sent_bytes_per_row": "route_bytes"},
+         weights=("moe.router_shard", "moe.latent_down_shard"), on=(ROUTE,), sends="route", max_rows=FRONT_ROWS,
+         **EARLY),
+    _row("moe.router", "skinny_gemv.column_pair", ROWS, weights=("moe.router",), on=(ROUTE,), **PUBLIC, **LATENT_FRONT),
+    _row("moe.front", "skinny_gemv.ring_push", {"rows": "rows", "sent_bytes_per_row": "latent_bytes"},
+         weights=("moe.latent_down_shard",), on=(ROUTE,), sends="route", stream="aux", after=("attn_res.ffn",),
+         trigger="start", **LATENT_FRONT),
+    # Shared experts beside the selected ones.
+    _row("moe.shared_gate_up", "skinny_gemv.column_pair", ROWS, weights=("moe.shared_gate_up",), off=(BATCH,),
+         stream="aux", after=("attn_res.ffn",)),
+    _row("moe.shared_situ", "unfused.elementwise", {"rows": "rows", "width": "shared_width"}, off=(BATCH,),
+         stream="aux"),
+    _row("moe.shared_gate_up", "skinny_gemv.ring", ROWS, weights=("moe.shared_gate_up",), on=(BATCH,),
+         stream="aux", after=("attn_res.ffn",), trigger="start"),
+    _row("moe.shared_down", "skinny_gemv.column_pair", ROWS, weights=("moe.shared_down",), off=(BATCH,),
+         stream="aux", launch="pdl"),
+    _row("moe.shared_down", "skinny_gemv.ring", ROWS, weights=("moe.shared_down",), on=(BATCH,), stream="aux",
+         launch="pdl"),
+    # Selection and quantisation as separate kernels, and the grouped launches of the experts.
+    *_grouped_experts(off=(BATCH,)),
+    *_grouped_experts(on=(BATCH,), min_rows=BLOCK_ROWS + 1),
+    # Selection, both expert matrices and the weighted sum in one persistent launch, or the selection in one before it.
+    _row("moe.experts", "expert_gemv.block", SELECT_EXPERTS, weights=("moe.expert_w13", "moe.expert_w2"),
+         on=(BATCH,), off=(ROUTE,), max_rows=SELECT_INSIDE_ROWS, launch="pdl", after=("moe.latent_down",)),
+    _row("moe.experts", "expert_gemv.block", SELECT_EXPERTS, weights=("moe.expert_w13", "moe.expert_w2"),
+         on=(BATCH, ROUTE), max_rows=SELECT_INSIDE_ROWS, receives=("route",), launch="pdl", trigger="stream"),
+    *_select_from_whole_logits(on=(BATCH,), off=(ROUTE,), **SELECT_BEFORE),
+    _row("moe.routing", "router_topk.gather_select", SELECT, receives=("route",), on=(BATCH, ROUTE), **PUBLIC,
+         **SELECT_BEFORE),
+    _row("moe.experts", "expert_gemv.block", {**SELECT_EXPERTS, "selects": 0},
+         weights=("moe.expert_w13", "moe.expert_w2"), on=(BATCH,), launch="pdl", trigger="stream", **SELECT_BEFORE),
+    _row("prefetch.next", "l2_prefetch.bulk", {"budget_bytes": 48 << 20}, weights=("moe.latent_up_shard", "next layer"),
+         on=(FETCH,), stream="prefetch", after=("moe.experts", "moe.experts_2")),
+    # Tail: sum over experts and ranks, latent norm, sharded up-projection, gather.
+    _row("moe.tail_reduce", "latent_tail.reduce_pull", {**TAIL, "expert_rows": "top_k"}, off=(REDUCE,), launch="pdl",
+         after=("moe.shared_down",), sends="latent", receives=("latent",), transport="pull"),
+    _row("moe.latent_up", "latent_tail.up", ROWS, weights=("moe.latent_up_shard",), off=(REDUCE,), launch="pdl",
+         sends="residual"),
+    _row("moe.tail_copy", "unfused.poll", {"rows": "rows", "width": "hidden"}, off=(REDUCE,), launch="pdl",
+         receives=("residual",)),
+    _row("moe.tail_reduce", "latent_tail.reduce_push", {**TAIL, "expert_rows": "top_k"}, on=(REDUCE,), launch="pdl",
+         after=("moe.shared_down",), sends="latent", receives=("latent",), trigger="start"),
+    _row("moe.latent_up", "latent_tail.up_ring", ROWS, weights=("moe.latent_up_shard",), on=(REDUCE,), sends="residual",
+         **EARLY),
+)
+
+HEAD_ROWS = (
+    _row("head.attn_res", "attn_res.single_block", MIX, off=(REDUCE,)),
+    _row("head.norm", "unfused.norm", {"rows": "rows", "width": "hidden"}, off=(REDUCE,)),
+    _row("head.attn_res", "attn_res.consume", SHARDS, on=(REDUCE,), receives=("residual",), **EARLY),
+    _row("head.lm_head", "lm_head.logits", ROWS, weights=("lm_head",), off=(ROUTE,), launch="pdl", sends="logits"),
+    _row("head.logits", "unfused.poll", {"rows": "rows", "width": "vocab"}, off=(ROUTE,), receives=("logits",)),
+    _row("head.lm_head", "lm_head.top_k", ROWS, weights=("lm_head",), on=(ROUTE,), launch="pdl", sends="candidates"),
+    _row("head.sample", "unfused.sample", {"rows": "rows", "ranks": "ranks"}, on=(ROUTE,), launch="pdl",
+         receives=("candidates",)),
+    # Sampling op by op on the whole vocabulary: about 16 launches, inferred from k3opt's "60 to 100 us" on GB200;
+    # with distributed sampling the token is drawn in the graph and two launches return it.
+    _row("host.sampling", "host", {"num_launches": 16, "num_graph_launches": 0}, launch="host", stream="host",
+         off=(ROUTE,), after=("head.logits",)),
+    _row("host.sampling", "host", {"num_launches": 2, "num_graph_launches": 0}, launch="host", stream="host",
+         on=(ROUTE,), after=("head.sample",)),
+)
+
+FUSED_TABLES: Mapping[str, tuple[Row, ...]] = {
+    START: START_ROWS,
+    "kda": KDA_ROWS,
+    "mla": MLA_ROWS,
+    "dense": DENSE_ROWS,
+    "moe": MOE_ROWS,
+    HEAD: HEAD_ROWS,
+}
+
+FUSED_NEXT_WEIGHTS: Mapping[str, tuple[str, ...]] = {
+    "kda": ("kda.in_proj",),
+    "mla": ("mla.qkv_a", "mla.gate", "mla.q_b"),
+}
+
+
+# One program a step. A task has no launch and no completion: it starts when shared memory is free, its weights
+# stream in while it waits, and a counter (or a peer's data) tells it to go on. What is cheap enough is repeated
+# by every block instead of being handed over: the attention residual before the mixer, the expert selection, and
+# the latent's sum and norm.
+TASK: dict[str, Any] = {"launch": "task", "trigger": "start"}
+
+
+def _mixer_input(stage: str, weights: tuple[str, ...]) -> Row:
+    return _row(stage, "skinny_gemv.resident_after_combine", {"rows": "rows", "hidden": "hidden"}, weights=weights,
+                receives=("residual",), **TASK)
+
+
+PERSISTENT_KDA_ROWS = (
+    _mixer_input("kda.in_proj", ("kda.in_proj",)),
+    _row("attn_res.snapshots", "attn_res.snapshot_sums", MIX, stream="aux", after=("kda.in_proj",), **TASK),
+    _row("kda.decode", "kda_decode.public_cluster", KDA_STATE, weights=("kda.f_b",), **TASK),
+    _row("kda.o_proj", "proj_allreduce.produce", ROWS, weights=("kda.o_proj",), sends="attention", **TASK),
+)
+
+PERSISTENT_MLA_ROWS = (
+    _mixer_input("mla.qkv_a_gate", ("mla.qkv_a", "mla.gate")),
+    _row("attn_res.snapshots", "attn_res.snapshot_sums", MIX, stream="aux", after=("mla.qkv_a_gate",), **TASK),
+    _row("mla.prep", "mla_prep.public_fused",
+         {"rows": "rows", "heads": "mla_own_heads", "kv_row_bytes": "kv_row_bytes"},
+         weights=("mla.q_b", "mla.w_uk"), **TASK),
+    _row("mla.query_gather", "unfused.query_gather", {"rows": "rows", "heads": "mla_own_heads",
+         "kv_row_bytes": "kv_row_bytes"}, needs="dcp", sends="query", receives=("query",), group="dcp", **TASK),
+    _row("mla.attention", "mla_decode.partial", {**ATTENTION, "context_ranks": "dcp"}, needs="dcp",
+         sends="context", group="dcp", **TASK),
+    _row("mla.lse_merge", "mla_decode.lse_merge", {"rows": "rows", "heads": "mla_own_heads", "ranks": "dcp",
+         "kv_lora_rank": "kv_lora_rank"}, needs="dcp", receives=("context",), **TASK),
+    _row("mla.lift", "unfused.batched_gemm", ROWS, weights=("mla.w_uv",), needs="dcp", **TASK),
+    _row("mla.attention", "mla_decode.fused", ATTENTION, weights=("mla.w_uv",), needs="no dcp", **TASK),
+    _row("mla.o_proj", "proj_allreduce.produce", ROWS, weights=("mla.o_proj",), sends="attention", **TASK),
+)
+
+PERSISTENT_BEFORE_FFN = (
+    _row("attn_res.ffn", "attn_res.consume", PARTIAL_SUMS, receives=("attention",), **TASK),
+)
+
+PERSISTENT_DENSE_ROWS = (
+    *PERSISTENT_BEFORE_FFN,
+    _row("dense.gate_up", "skinny_gemv.resident", ROWS, weights=("dense.gate_up",), **TASK),
+    _row("dense.down", "proj_allreduce.produce", ROWS, weights=("dense.down",), sends="residual", **TASK),
+)
+
+PERSISTENT_MOE_ROWS = (
+    *PERSISTENT_BEFORE_FFN,
+    _row("moe.front", "skinny_gemv.ring_push", {"rows": "rows", "sent_bytes_per_row": "route_bytes"},
+         weights=("moe.router_shard", "moe.latent_down_shard"), sends="route", **TASK),
+    # The shared experts come before the selected ones in the queue: they run while the selection is on its way.
+    _row("moe.shared_gate_up", "skinny_gemv.ring", ROWS, weights=("moe.shared_gate_up",), **TASK),
+    _row("moe.shared_down", "skinny_gemv.ring", ROWS, weights=("moe.shared_down",), **TASK),
+    _row("moe.experts_1", "expert_gemv.task1", SELECT_EXPERTS, weights=("moe.expert_w13",), receives=("route",),
+         **TASK),
+    _row("moe.experts_2", "expert_gemv.task2", {**EXPERTS, "latent": "latent"}, weights=("moe.expert_w2",), **TASK),
+    _row("prefetch.next", "l2_prefetch.bulk", {"budget_bytes": 48 << 20}, weights=("next layer",), stream="prefetch",
+         after=("moe.experts_1",), **TASK),
+    _row("moe.tail_send", "latent_tail.send", {**TAIL, "expert_rows": "top_k"}, after=("moe.shared_down",),
+         sends="latent", **TASK),
+    _row("moe.latent_up", "latent_tail.up_after_sum", TAIL, weights=("moe.latent_up_shard",), receives=("latent",),
+         sends="residual", **TASK),
+)
+
+PERSISTENT_START_ROWS = (
+    START_ROWS[0],
+    _row("embed.push", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, sends="residual",
+         after=("host.inputs",), **TASK),
+)
+
+PERSISTENT_HEAD_ROWS = (
+    _row("head.attn_res", "attn_res.consume", SHARDS, receives=("residual",), **TASK),
+    _row("head.lm_head", "lm_head.top_k", ROWS, weights=("lm_head",), sends="candidates", **TASK),
+    _row("head.sample", "unfused.sample", {"rows": "rows", "ranks": "ranks"}, receives=("candidates",), **TASK),
+    replace(HEAD_ROWS[-1], on=()),
+)
+
+MEGAKERNEL_TABLES: Mapping[str, tuple[Row, ...]] = {
+    START: PERSISTENT_START_ROWS,
+    "kda": PERSISTENT_KDA_ROWS,
+    "mla": PERSISTENT_MLA_ROWS,
+    "dense": PERSISTENT_DENSE_ROWS,
+    "moe": PERSISTENT_MOE_ROWS,
+    HEAD: PERSISTENT_HEAD_ROWS,
+}

@@ -1,0 +1,180 @@
+"""Bandwidth that transfers share: the one rule for HBM, L2 and NVLink ports.
+
+Every transfer ``f`` has one rate ``r_f``, a cap ``c_f``, a share ``s_f`` and a weight ``w_fk`` on each resource ``k``
+it crosses (a push to seven peers leaves its port with weight seven). Rates are max-min fair for their shares:
+
+    r_f <= c_f for all f,   sum_f w_fk r_f <= C_k for all k,
+
+and no ``r_f / s_f`` can rise without lowering one that is not larger. They are found by progressive filling: raise all
+rates together, in proportion to their shares; whoever reaches its cap, or crosses a resource that is full, stops there.
+Memory gives a stream the share of its bytes in flight, which is how a queue serves those that fill it; ports share
+evenly. Nobody has more in flight than it has left when another one comes: a stream that is near its end then ends with
+the burst of requests that meets it, and a small burst when the queue that it met is through.
+
+Time is integer picoseconds and rates are integer bytes per microsecond, so the unit of progress, one byte per
+microsecond for one picosecond, is 1e-6 byte and the accounting is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import simpy
+
+from k3sim.sim.timeline.timeline import PS_PER_US, Counter
+
+# Rates settle after every other event of an instant, so that transfers that start together share from the start.
+_SETTLE_PRIORITY = 2
+
+
+@dataclass(eq=False)
+class _Transfer:
+    left: int  # in units of 1e-6 byte
+    cap: int
+    weights: Mapping[str, int]
+    done: simpy.Event
+    queue: int = 0  # most of it that is asked for at once, in the units of ``left``
+    share: int = 1
+    rate: int = 0
+    standing: int = 0  # its part on a full resource: the share, or what it had left when the last one came
+
+
+class SharedBandwidth:
+    """A set of resources with capacities in bytes per microsecond, and the transfers that cross them."""
+
+    def __init__(self, env: simpy.Environment, capacities_bytes_per_us: Mapping[str, int]) -> None:
+        self._env = env
+        self._capacities = dict(capacities_bytes_per_us)
+        self._transfers: list[_Transfer] = []
+        self._settled_ps = 0
+        self._settle_pending = False
+        self._generation = 0
+        self._steps: dict[str, list[tuple[int, int]]] = {name: [(0, 0)] for name in self._capacities}
+
+    def transfer(
+        self, num_bytes: int, weights: Mapping[str, int], cap_bytes_per_us: int, queue_bytes: int = 0, share: int = 1
+    ) -> simpy.Event:
+        """Start moving ``num_bytes`` over the weighted resources; the event fires when the last byte is through.
+
+        ``queue_bytes``: as many of them are asked for at once, and count in ``queued_bytes``. ``share``: of a resource
+        that is full, against the shares of the others.
+        """
+        assert cap_bytes_per_us > 0 and share > 0, "a transfer needs a positive cap and share"
+        done = simpy.Event(self._env)
+        if num_bytes <= 0:
+            done.succeed()
+            return done
+        self._transfers.append(
+            _Transfer(num_bytes * PS_PER_US, cap_bytes_per_us, weights, done, queue_bytes * PS_PER_US, share)
+        )
+        self._settle_soon()
+        return done
+
+    def utilisation(self, resource: str) -> float:
+        """Share of a resource's capacity in use now."""
+        return self._steps[resource][-1][1] / self._capacities[resource]
+
+    def queued_bytes(self) -> int:
+        """Bytes that have been asked for and are not there yet, of transfers that say how many they ask for at once."""
+        elapsed_ps = int(self._env.now) - self._settled_ps
+        return sum(
+            min(one.queue, max(0, one.left - one.rate * elapsed_ps)) for one in self._transfers if one.queue
+        ) // PS_PER_US
+
+    def counters(self, rank: int) -> list[Counter]:
+        """Rates over time, one counter a resource that was used."""
+        return [
+            Counter(rank, name, self._capacities[name], tuple(steps))
+            for name, steps in self._steps.items()
+            if len(steps) > 1
+        ]
+
+    def _settle_soon(self) -> None:
+        if not self._settle_pending:
+            self._settle_pending = True
+            event = simpy.Event(self._env)
+            event._ok, event._value = True, None
+            event.callbacks = [self._settle]
+            self._env.schedule(event, priority=_SETTLE_PRIORITY)  # type: ignore[arg-type]  # a priority after NORMAL
+
+    def _settle(self, _: simpy.Event) -> None:
+        self._settle_pending = False
+        self._advance()
+        self._share()
+        self._schedule_next()
+
+    def _advance(self) -> None:
+        """Move every transfer on to the present, and finish those that are through."""
+        now = int(self._env.now)
+        elapsed_ps = now - self._settled_ps
+        self._settled_ps = now
+        if not elapsed_ps:
+            return
+        left: list[_Transfer] = []
+        for transfer in self._transfers:
+            transfer.left -= transfer.rate * elapsed_ps
+            # The last picosecond may offer more than was left: the transfer takes only what it asked for.
+            if transfer.left <= 0:
+                transfer.done.succeed()
+            else:
+                left.append(transfer)
+        self._transfers = left
+
+    def _share(self) -> None:
+        free = dict(self._capacities)
+        rising = list(self._transfers)
+        if any(not transfer.standing for transfer in rising):
+            for transfer in rising:
+                left = transfer.left // PS_PER_US if transfer.standing else transfer.share
+                transfer.standing = max(1, min(transfer.share, left))
+        if len(rising) == 1:
+            (only,) = rising
+            only.rate = min(only.cap, *(free[name] // weight for name, weight in only.weights.items()))
+        else:
+            while rising:
+                demand: dict[str, int] = {}
+                for transfer in rising:
+                    for name, weight in transfer.weights.items():
+                        demand[name] = demand.get(name, 0) + weight * transfer.standing
+                level, tightest = min((free[name] / total, name) for name, total in demand.items())
+                lowest_cap = min(transfer.cap / transfer.standing for transfer in rising)
+                if lowest_cap <= level:
+                    stopped = [transfer for transfer in rising if transfer.cap / transfer.standing == lowest_cap]
+                    rates = [transfer.cap for transfer in stopped]
+                else:
+                    stopped = [transfer for transfer in rising if tightest in transfer.weights]
+                    room, total = free[tightest], demand[tightest]
+                    rates = [room * transfer.standing // total for transfer in stopped]
+                for transfer, rate in zip(stopped, rates, strict=True):
+                    # Never zero: integer division must not stall a transfer behind a full resource.
+                    transfer.rate = max(1, rate)
+                    for name, weight in transfer.weights.items():
+                        free[name] -= weight * rate
+                rising = [transfer for transfer in rising if transfer not in stopped]
+        now = self._settled_ps
+        used = dict.fromkeys(self._capacities, 0)
+        for transfer in self._transfers:
+            for name, weight in transfer.weights.items():
+                used[name] += weight * transfer.rate
+        for name, rate in used.items():
+            steps = self._steps[name]
+            if steps[-1][1] == rate:
+                continue
+            if steps[-1][0] == now:
+                steps[-1] = (now, rate)
+            else:
+                steps.append((now, rate))
+
+    def _schedule_next(self) -> None:
+        if not self._transfers:
+            return
+        self._generation += 1
+        generation = self._generation
+        delay_ps = min(-(-transfer.left // transfer.rate) for transfer in self._transfers)
+
+        def wake(event: simpy.Event) -> None:
+            if generation == self._generation and not self._settle_pending:
+                self._settle(event)
+
+        self._env.timeout(delay_ps).callbacks.append(wake)

@@ -1,0 +1,137 @@
+"""NVLink between the ranks: ports, the switch, and exchanges that every rank feeds and polls.
+
+A push leaves its rank's egress port once for each peer (once in all with a multicast address), crosses the
+switch, enters every peer's ingress port and is visible there ``nvlink_one_way`` later. An exchange is complete
+when the data of all its ranks is visible. A pull is a barrier (a flag after a system fence) and then a load that
+returns over the switch, summed there where the machine can.
+
+When ranks are identical one is simulated: it stands for all, so its own port carries what the peers send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import simpy
+
+from k3sim.sim.components.bandwidth import SharedBandwidth
+from k3sim.sim.components.memory import bytes_per_us, picoseconds
+from k3sim.sim.machine import Machine
+from k3sim.sim.timeline.timeline import Counter
+
+
+@dataclass(eq=False)
+class Exchange:
+    """One exchange of a group of ranks: whose data is visible, and since when."""
+
+    group_size: int
+    complete: simpy.Event
+    visible_ps: dict[int, int] = field(default_factory=dict)  # by rank
+
+
+class Fabric:
+    """Ports of the simulated ranks and the exchanges between them."""
+
+    def __init__(self, env: simpy.Environment, machine: Machine, ranks: tuple[int, ...]) -> None:
+        self._env = env
+        self._ranks = ranks
+        self._multicast = bool(machine.nvlink_multicast)
+        self._one_way_ps = picoseconds(machine.nvlink_one_way_s)
+        self._fence_ps = picoseconds(machine.system_fence_s)
+        self._in_switch_reduction = bool(machine.nvlink_in_switch_reduction)
+        self._egress = bytes_per_us(machine.nvlink_egress_bytes_per_s)
+        self._ingress = bytes_per_us(machine.nvlink_ingress_bytes_per_s)
+        capacities = {}
+        for rank in ranks:
+            capacities[f"egress {rank}"] = self._egress
+            capacities[f"ingress {rank}"] = self._ingress
+        self._ports = SharedBandwidth(env, capacities)
+        self._exchanges: dict[tuple[int, int], Exchange] = {}
+
+    def exchange(self, index: int, rank: int, group_size: int) -> Exchange:
+        """The exchange that call ``index`` feeds among the group of ``rank``, made at first use."""
+        key = (index, rank // group_size)
+        if key not in self._exchanges:
+            self._exchanges[key] = Exchange(group_size, simpy.Event(self._env))
+        return self._exchanges[key]
+
+    def sent_bytes(self, bytes_per_peer: int, group_size: int) -> int:
+        """Bytes that leave the port."""
+        return bytes_per_peer * (1 if self._multicast else group_size - 1)
+
+    def push(self, rank: int, exchange: Exchange, bytes_per_peer: int, *, fenced: bool = False) -> simpy.Event:
+        """Send to every peer of the group; the event fires when the last store has left."""
+        peers = exchange.group_size - 1
+        copies = 1 if self._multicast else peers
+        if len(self._ranks) == 1:
+            # Its peers do the same at the same time, so this port receives from all of them.
+            weights = {f"egress {rank}": copies, f"ingress {rank}": peers}
+        else:
+            weights = {f"egress {rank}": copies}
+            for other in self._group(rank, exchange.group_size):
+                if other != rank:
+                    weights[f"ingress {other}"] = 1
+        sent = self._ports.transfer(bytes_per_peer, weights, self._egress)
+        delay_ps = self._one_way_ps + (self._fence_ps if fenced else 0)
+
+        def arrive(_: simpy.Event) -> None:
+            self._env.timeout(delay_ps).callbacks.append(lambda _: self._visible(rank, exchange))
+
+        assert sent.callbacks is not None
+        if sent.triggered:
+            arrive(sent)
+        else:
+            sent.callbacks.append(arrive)
+        return sent
+
+    def load(self, rank: int, exchange: Exchange, num_bytes: int) -> simpy.Event:
+        """Load ``num_bytes`` of every peer's buffer; the event fires when the last byte is here.
+
+        Every peer loads too, so a port sends once for each of them. What comes in is one sum where the switch
+        adds up, and every peer's part where it does not.
+        """
+        peers = exchange.group_size - 1
+        parts = 1 if self._in_switch_reduction else peers
+        weights = {f"egress {rank}": peers, f"ingress {rank}": parts}
+        if len(self._ranks) > 1:
+            weights = {f"ingress {rank}": parts}
+            for other in self._group(rank, exchange.group_size):
+                if other != rank:
+                    weights[f"egress {other}"] = 1
+        loaded = simpy.Event(self._env)
+
+        def arrived(_: simpy.Event) -> None:
+            loaded.succeed()
+
+        def request_arrived(_: simpy.Event) -> None:
+            moved = self._ports.transfer(num_bytes, weights, self._ingress)
+            assert moved.callbacks is not None
+            moved.callbacks.append(lambda _: self._after(self._one_way_ps, arrived))
+
+        self._after(self._one_way_ps, request_arrived)
+        return loaded
+
+    def _after(self, delay_ps: int, then: Callable[[simpy.Event], None]) -> None:
+        timeout = self._env.timeout(delay_ps)
+        assert timeout.callbacks is not None
+        timeout.callbacks.append(then)
+
+    def _group(self, rank: int, group_size: int) -> range:
+        first = rank // group_size * group_size
+        return range(first, first + group_size)
+
+    def _visible(self, rank: int, exchange: Exchange) -> None:
+        exchange.visible_ps[rank] = int(self._env.now)
+        expected = 1 if len(self._ranks) == 1 else exchange.group_size
+        if len(exchange.visible_ps) == expected:
+            exchange.complete.succeed()
+
+    def counters(self) -> list[Counter]:
+        named = []
+        for counter in self._ports.counters(-1):
+            direction, rank = counter.resource.split()
+            named.append(
+                Counter(int(rank), f"nvlink {direction}", counter.capacity_bytes_per_us, counter.steps)
+            )
+        return named

@@ -1,0 +1,251 @@
+"""Timelines as a native Perfetto trace, which ui.perfetto.dev and trace_processor open.
+
+One process a timeline and rank (``fused rank 0``), one thread a stream, one counter track a resource. A
+kernel is a slice, its phases are slices inside it, and an arrow leads from a kernel to each it held up.
+
+Perfetto counts whole nanoseconds while a timeline counts picoseconds. Every time is rounded down by the same
+rule, so slices that nest or touch still do. The exact times are annotations of each kernel slice
+(``start_ps``, ``end_ps``), so durations add up without rounding.
+
+Packets are built from the schema of the ``perfetto`` package. One message object is kept for each kind of
+event and only its changing fields are set: a fresh message for each of half a million events costs five times
+as much. Serialised traces may be concatenated, because ``Trace`` is one repeated field.
+
+Format: https://perfetto.dev/docs/reference/synthetic-track-event
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from k3sim.sim.export.lanes import assign_lanes
+from k3sim.sim.export.whole_file import write_whole_file
+from k3sim.sim.timeline.timeline import Counter, KernelRun, Phase, Span, Timeline
+
+PS_PER_NS = 1000
+BYTES_PER_US_PER_GBPS = 1000  # one GB/s moves a thousand bytes in a microsecond
+SEQUENCE_ID = 1  # one writer; fixed, so that the same timelines give the same bytes
+PIDS_PER_PROCESS = 100  # leaves room for thread ids of a process to follow its own
+
+RESOURCE_TITLES = {
+    "hbm": "HBM rate (GB/s)",
+    "l2": "L2 rate (GB/s)",
+    "nvlink egress": "NVLink egress rate (GB/s)",
+    "nvlink ingress": "NVLink ingress rate (GB/s)",
+}
+KERNEL_ANNOTATIONS = ("kernel", "layer", "start_ps", "end_ps", "hbm_bytes", "l2_bytes", "sent_bytes")
+
+
+def write_perfetto_trace(timelines: Mapping[str, Timeline], path: Path) -> None:
+    """Writes ``perfetto_bytes(timelines)`` to ``path``, whole or not at all.
+
+    Raises ``UserError`` when ``path`` cannot be written.
+    """
+    write_whole_file(path, perfetto_bytes(timelines))
+
+
+def perfetto_bytes(timelines: Mapping[str, Timeline]) -> bytes:
+    """The timelines, by label, as one serialised Perfetto trace. The same timelines give the same bytes."""
+    trace = _TraceWriter()
+    for label, timeline in timelines.items():
+        thread_of_kernel: dict[int, int] = {}
+        for rank in timeline.ranks:
+            trace.add_process(f"{label} rank {rank}", timeline.machine)
+            for lane, kernels in assign_lanes(timeline.of_rank(rank)).items():
+                thread = trace.add_thread(lane)
+                thread_of_kernel.update((kernel.index, thread) for kernel in kernels)
+            for counter in timeline.counters:
+                if counter.rank == rank:
+                    trace.add_counter(counter, timeline.step_ps)
+        outgoing, incoming = trace.new_flows(timeline.kernels)
+        # In start order a cause's packets precede its waiter's, also within the same nanosecond.
+        for kernel in sorted(timeline.kernels, key=lambda kernel: (kernel.start_ps, kernel.index)):
+            name = kernel.stage
+            if 0 <= kernel.layer < timeline.num_layers:
+                name = f"{kernel.stage} L{kernel.layer}"
+            trace.add_kernel(
+                kernel,
+                name,
+                thread_of_kernel[kernel.index],
+                outgoing.get(kernel.index, ()),
+                incoming.get(kernel.index, ()),
+            )
+    return trace.serialised()
+
+
+class _InternedStrings:
+    """Strings by number, in order of first use. Numbers start at 1: the format reserves 0."""
+
+    def __init__(self) -> None:
+        self.number_of: dict[str, int] = {}
+
+    def __getitem__(self, text: str) -> int:
+        return self.number_of.setdefault(text, len(self.number_of) + 1)
+
+    def write_to(self, entries: Any) -> None:
+        """Adds every string to a repeated field of ``InternedData``."""
+        for text, number in self.number_of.items():
+            entries.add(iid=number, name=text)
+
+
+class _TraceWriter:
+    """Serialised packets so far, and the strings they refer to by number."""
+
+    def __init__(self) -> None:
+        # Imported here: loading the schema costs 60 ms that only a trace should pay.
+        from perfetto.protos.perfetto.trace import perfetto_trace_pb2
+
+        self._schema: Any = perfetto_trace_pb2
+        self._packets: list[bytes] = []
+        self._num_tracks = 0
+        self._num_flows = 0
+        self._pid = 0
+        self._tid = 0
+        self._process_track = 0
+        self._event_names = _InternedStrings()
+        self._categories = _InternedStrings()
+        self._annotation_names = _InternedStrings()
+        event_type = self._schema.TrackEvent
+        self._kernel_begin = self._event(event_type.TYPE_SLICE_BEGIN, annotations=KERNEL_ANNOTATIONS)
+        self._kernel_end = self._event(event_type.TYPE_SLICE_END)
+        self._phase_begin = self._event(event_type.TYPE_SLICE_BEGIN)
+        self._phase_end = self._event(event_type.TYPE_SLICE_END)
+        self._sample = self._event(event_type.TYPE_COUNTER)
+
+    def serialised(self) -> bytes:
+        """The whole trace: interned strings first, since packets refer to strings that came before them."""
+        trace, packet = self._one_packet()
+        packet.first_packet_on_sequence = True
+        packet.sequence_flags = self._schema.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
+        self._event_names.write_to(packet.interned_data.event_names)
+        self._categories.write_to(packet.interned_data.event_categories)
+        self._annotation_names.write_to(packet.interned_data.debug_annotation_names)
+        return b"".join([trace.SerializeToString(), *self._packets])
+
+    def add_process(self, name: str, machine: str) -> None:
+        """Starts a process; the threads and counters added next belong to it."""
+        self._pid += PIDS_PER_PROCESS
+        self._tid = self._pid
+        trace, descriptor = self._new_track()
+        descriptor.process.pid = self._pid
+        descriptor.process.process_name = name
+        descriptor.process.process_labels.append(machine)
+        self._process_track = descriptor.uuid
+        self._packets.append(trace.SerializeToString())
+
+    def add_thread(self, name: str) -> int:
+        """A thread of the current process; returns its track."""
+        trace, descriptor = self._new_track()
+        descriptor.parent_uuid = self._process_track
+        descriptor.thread.pid = self._pid
+        descriptor.thread.tid = self._tid  # the first equals the pid, which viewers list first
+        descriptor.thread.thread_name = name
+        self._tid += 1
+        self._packets.append(trace.SerializeToString())
+        return int(descriptor.uuid)
+
+    def add_counter(self, counter: Counter, end_ps: int) -> None:
+        """A resource's rate as a counter track of the current process, zero again after the step."""
+        trace, descriptor = self._new_track()
+        descriptor.parent_uuid = self._process_track
+        descriptor.name = RESOURCE_TITLES.get(counter.resource, f"{counter.resource} rate (GB/s)")
+        descriptor.counter.unit_name = "GB/s"
+        self._packets.append(trace.SerializeToString())
+
+        trace, packet, event = self._sample
+        event.track_uuid = descriptor.uuid
+        rate_at_ns = {0: 0}
+        rate_at_ns.update((time_ps // PS_PER_NS, rate) for time_ps, rate in counter.steps if time_ps < end_ps)
+        rate_at_ns[end_ps // PS_PER_NS] = 0
+        for time_ns, bytes_per_us in rate_at_ns.items():
+            packet.timestamp = time_ns
+            event.double_counter_value = bytes_per_us / BYTES_PER_US_PER_GBPS
+            self._packets.append(trace.SerializeToString())
+
+    def new_flows(self, kernels: Sequence[KernelRun]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+        """Numbers an arrow for each cause of each kernel; returns the arrows out of and into each kernel.
+
+        A kernel that waits for data it sent itself, as in an all-reduce, has no arrow to itself.
+        """
+        outgoing: dict[int, list[int]] = {}
+        incoming: dict[int, list[int]] = {}
+        for kernel in kernels:
+            for cause in kernel.causes:
+                if cause != kernel.index:
+                    self._num_flows += 1
+                    outgoing.setdefault(cause, []).append(self._num_flows)
+                    incoming.setdefault(kernel.index, []).append(self._num_flows)
+        return outgoing, incoming
+
+    def add_kernel(
+        self, kernel: KernelRun, name: str, track: int, outgoing: Sequence[int], incoming: Sequence[int]
+    ) -> None:
+        """A kernel's slice with its phases inside it.
+
+        The arrows into it hang on the slice's end: a kernel may begin, and then wait, before its cause does,
+        and an arrow must start before it ends.
+        """
+        trace, packet, event = self._kernel_begin
+        packet.timestamp = kernel.start_ps // PS_PER_NS
+        event.track_uuid = track
+        event.name_iid = self._event_names[name]
+        event.category_iids[:] = (self._categories[kernel.kind], self._categories[kernel.stage])
+        event.flow_ids[:] = outgoing
+        values = (
+            kernel.index,
+            kernel.layer,
+            kernel.start_ps,
+            kernel.end_ps,
+            kernel.hbm_bytes,
+            kernel.l2_bytes,
+            kernel.sent_bytes,
+        )
+        for annotation, value in zip(event.debug_annotations, values, strict=True):
+            annotation.int_value = value
+        self._packets.append(trace.SerializeToString())
+
+        if [span.phase for span in kernel.spans] != [Phase.RUN]:
+            for span in kernel.spans:
+                self._add_phase(span, track)
+
+        trace, packet, event = self._kernel_end
+        packet.timestamp = kernel.end_ps // PS_PER_NS
+        event.track_uuid = track
+        event.terminating_flow_ids[:] = incoming
+        self._packets.append(trace.SerializeToString())
+
+    def _add_phase(self, span: Span, track: int) -> None:
+        trace, packet, event = self._phase_begin
+        packet.timestamp = span.start_ps // PS_PER_NS
+        event.track_uuid = track
+        event.name_iid = self._event_names[span.phase.value]
+        self._packets.append(trace.SerializeToString())
+
+        trace, packet, event = self._phase_end
+        packet.timestamp = span.end_ps // PS_PER_NS
+        event.track_uuid = track
+        self._packets.append(trace.SerializeToString())
+
+    def _new_track(self) -> tuple[Any, Any]:
+        """A trace of one packet that describes a track, and that description."""
+        trace, packet = self._one_packet()
+        self._num_tracks += 1
+        packet.track_descriptor.uuid = self._num_tracks
+        return trace, packet.track_descriptor
+
+    def _event(self, event_type: int, annotations: Sequence[str] = ()) -> tuple[Any, Any, Any]:
+        """A trace of one event to be used again and again: trace, its packet, its event."""
+        trace, packet = self._one_packet()
+        packet.sequence_flags = self._schema.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+        packet.track_event.type = event_type
+        for name in annotations:
+            packet.track_event.debug_annotations.add(name_iid=self._annotation_names[name])
+        return trace, packet, packet.track_event
+
+    def _one_packet(self) -> tuple[Any, Any]:
+        trace = self._schema.Trace()
+        packet = trace.packet.add()
+        packet.trusted_packet_sequence_id = SEQUENCE_ID
+        return trace, packet

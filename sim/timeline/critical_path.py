@@ -1,0 +1,189 @@
+"""Where the step goes: every instant of the critical rank, attributed to one part.
+
+The walk starts at the end of the step and goes back along what held each kernel up: through its active spans,
+and from a wait to the kernel that ended it. It stays on one rank: a wait for peers is NVLink flight from this
+rank's own send until its data was visible everywhere, and beyond that a slower peer. The segments tile the step,
+so the parts sum to it exactly, in integer picoseconds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from k3sim.sim.timeline.timeline import KernelRun, Phase, Timeline
+
+
+class Part(str, Enum):
+    """What the critical rank does at an instant. The first four are work; the rest are waits."""
+
+    WEIGHTS = "weights"
+    KV_STATE = "kv_state"
+    L2 = "l2"
+    COMPUTE = "compute"
+    LAUNCH = "launch"
+    RAMP_DRAIN = "ramp_drain"
+    IN_FLIGHT = "bytes_in_flight"
+    LATENCY = "dependency_latency"
+    REDUCE = "reduction_barrier"
+    NVLINK = "nvlink_flight"
+    SLOWER_PEER = "slower_peer"
+    SIDE_STREAM = "side_stream"
+    HOST = "host"
+    UNKNOWN = "kernel"  # a measured kernel beyond its bytes: start and end tell no more
+    EXCHANGE = "exchange"  # likewise, of one that takes what peers sent
+
+    @property
+    def word(self) -> str:
+        """The part as a reader meets it in tables and charts."""
+        return _WORDS.get(self.value, self.value.replace("_", " "))
+
+    @property
+    def meaning(self) -> str:
+        """One line for a reader who meets the word for the first time."""
+        return _MEANINGS[self.value]
+
+
+_MEANINGS = {
+    "weights": "weights stream at HBM speed",
+    "kv_state": "KV cache or recurrent state streams at HBM speed",
+    "l2": "bytes that L2 holds are read",
+    "compute": "arithmetic beyond the streaming time",
+    "launch": "a kernel starts: node to first instruction, parameters and constants",
+    "ramp_drain": "first bytes under way, slowest warps and stores, completion becoming visible",
+    "bytes_in_flight": "HBM below its speed: too few SMs or bytes in flight",
+    "dependency_latency": "dependent loads and reductions inside small kernels",
+    "reduction_barrier": "blocks of a cluster or grid meet, or a counter hands over",
+    "nvlink_flight": "data on its way to peers, and not yet seen by their poll",
+    "slower_peer": "this rank's data has arrived, another rank's has not",
+    "side_stream": "a side stream has less HBM or fewer SMs than it could use",
+    "host": "the host, outside the graph",
+    "kernel": "a measured kernel beyond its bytes: first bytes, latency, arithmetic, barriers, drain",
+    "exchange": "a measured kernel that takes what peers sent: seeing it arrive, and its own latency",
+}
+_WORDS = {
+    "kv_state": "KV and state",
+    "l2": "L2",
+    "ramp_drain": "ramp and drain",
+    "reduction_barrier": "reduction and barrier",
+    "nvlink_flight": "NVLink flight",
+}
+
+WORK_PARTS = (Part.WEIGHTS, Part.KV_STATE, Part.L2, Part.COMPUTE)
+
+_PART_OF_PHASE: Mapping[Phase, Part] = {
+    Phase.RELEASE: Part.RAMP_DRAIN,
+    Phase.LAUNCH: Part.LAUNCH,
+    Phase.SM_SLOTS: Part.LAUNCH,
+    Phase.POLL: Part.NVLINK,
+    Phase.RAMP: Part.RAMP_DRAIN,
+    Phase.WEIGHTS: Part.WEIGHTS,
+    Phase.KV_STATE: Part.KV_STATE,
+    Phase.IN_FLIGHT: Part.IN_FLIGHT,
+    Phase.STARVED: Part.SIDE_STREAM,
+    Phase.L2: Part.L2,
+    Phase.COMPUTE: Part.COMPUTE,
+    Phase.LATENCY: Part.LATENCY,
+    Phase.REDUCE: Part.REDUCE,
+    Phase.DRAIN: Part.RAMP_DRAIN,
+    Phase.SEND: Part.NVLINK,
+    Phase.HOST: Part.HOST,
+    Phase.RUN: Part.UNKNOWN,
+    Phase.EXCHANGE: Part.EXCHANGE,
+}
+
+
+@dataclass(frozen=True)
+class Segment:
+    """``[start_ps, end_ps)`` of the critical path: the kernel on it and the part it was."""
+
+    start_ps: int
+    end_ps: int
+    part: Part
+    kernel: int
+
+
+def critical_path(timeline: Timeline) -> list[Segment]:
+    """Segments that tile the step of the critical rank, in time order."""
+    rank = timeline.critical_rank
+    runs = {run.index: run for run in timeline.of_rank(rank)}
+    segments: list[Segment] = []
+    run: KernelRun | None = max(runs.values(), key=lambda one: (one.end_ps, one.index))
+    now = timeline.step_ps
+
+    def attribute(until_ps: int, part: Part, index: int) -> None:
+        nonlocal now
+        if until_ps < now:
+            segments.append(Segment(until_ps, now, part, index))
+            now = until_ps
+
+    while run is not None and now > 0:
+        run, now = _walk_kernel(run, runs, now, attribute)
+    attribute(0, Part.HOST, -1)
+    segments.reverse()
+    return segments
+
+
+def _walk_kernel(
+    run: KernelRun, runs: Mapping[int, KernelRun], now: int, attribute: Callable[[int, Part, int], None]
+) -> tuple[KernelRun | None, int]:
+    """Back through one kernel from ``now``; returns the kernel that held it up, and when."""
+    starts = [span.start_ps for span in run.spans]
+    for position in range(bisect_right(starts, now) - 1, -1, -1):
+        span = run.spans[position]
+        if span.start_ps >= now:
+            continue
+        if span.phase in (Phase.PEERS, Phase.POLL):
+            cause = runs.get(span.cause)
+            if span.phase is Phase.POLL:
+                attribute(max(span.start_ps, span.complete_ps), Part.NVLINK, run.index)
+                if position and run.spans[position - 1].phase is Phase.PEERS:
+                    continue
+                # Complete before the poller came: it had only the rest of the flight to wait for.
+                attribute(span.complete_ps, Part.NVLINK, run.index)
+            attribute(max(span.arrival_ps, span.cause_ps), Part.SLOWER_PEER, run.index)
+            attribute(span.cause_ps, Part.NVLINK, run.index)
+            now = min(now, span.cause_ps)
+            if cause is None or cause is run:
+                # A kernel that sends and then waits goes on with what it did before it sent.
+                continue
+            return cause, now
+        if span.phase is Phase.DEPENDENCY or (span.phase in (Phase.RELEASE, Phase.REDUCE) and span.cause >= 0):
+            cause = runs.get(span.cause)
+            part = _PART_OF_PHASE.get(span.phase, Part.LATENCY)
+            attribute(max(0, span.cause_ps), part, run.index)
+            return cause, min(now, span.cause_ps)
+        part = _PART_OF_PHASE[span.phase]
+        if span.phase is Phase.SM_SLOTS:
+            if run.stream == "main" and span.cause in runs:
+                # The room was held by a kernel that did its own part of the step: go on with what that one did.
+                return runs[span.cause], min(now, span.cause_ps)
+            part = Part.SIDE_STREAM
+        attribute(span.start_ps, part, run.index)
+        now = min(now, span.start_ps)
+    cause = runs.get(run.launched_by)
+    attribute(run.start_ps, Part.LAUNCH, run.index)
+    if cause is None:
+        return None, min(now, run.start_ps)
+    # A simulated kernel starts when it may, a measured one when it is seen to run.
+    attribute(cause.end_ps, Part.LAUNCH, run.index)
+    return cause, min(now, run.start_ps, cause.end_ps)
+
+
+def waits_ps(segments: Iterable[Segment]) -> dict[Part, int]:
+    """Sum of the segments of each part."""
+    totals: dict[Part, int] = {}
+    for segment in segments:
+        totals[segment.part] = totals.get(segment.part, 0) + segment.end_ps - segment.start_ps
+    return {part: totals[part] for part in Part if part in totals}
+
+
+def cut(segments: Sequence[Segment], start_ps: int, end_ps: int) -> list[Segment]:
+    """The segments between two times, those at the edges shortened."""
+    return [
+        Segment(max(one.start_ps, start_ps), min(one.end_ps, end_ps), one.part, one.kernel)
+        for one in segments
+        if one.end_ps > start_ps and one.start_ps < end_ps
+    ]
