@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from k3sim.errors import UserError
-from k3sim.model.architecture import load_architecture
-from k3sim.model.layout import KV_DTYPE_BYTES, Layout, Workload, check_fits, check_layout, check_workload
+from k3sim.model.config_file import load_architecture
+from k3sim.model.layout import KV_DTYPE_BYTES, Layout, Workload, check_layout, check_workload
+from k3sim.model.memory import check_fits
 from k3sim.model.paths import find_path
 from k3sim.model.paths.own import check_own
 from k3sim.model.step import Path as ExecutionPath

@@ -318,10 +318,11 @@ def validate(
     """Predictions beside published results, with intervals: steps, stages, kernels, optimisation ladders, claims."""
     from pathlib import Path
 
-    from k3sim.calibrate.compare.claims import judge_claims, load_scenario, shipped_scenarios
+    from k3sim.calibrate.compare.claims import judge_claims
     from k3sim.calibrate.compare.validate import validate as compare_all
     from k3sim.calibrate.compare.validation_page import write_validation_page
     from k3sim.calibrate.evidence import load_evidence
+    from k3sim.calibrate.evidence.scenarios import load_scenario, shipped_scenarios
     from k3sim.report import dump_json
     from k3sim.tables import print_claims, print_validation, progress_bar
 
@@ -398,7 +399,8 @@ def claims(
     """Public claims on trial: prediction and interval for the claim's own conditions, verdict and boundary."""
     from pathlib import Path
 
-    from k3sim.calibrate.compare.claims import judge_claims, load_scenario, shipped_scenarios
+    from k3sim.calibrate.compare.claims import judge_claims
+    from k3sim.calibrate.evidence.scenarios import load_scenario, shipped_scenarios
     from k3sim.report import SCHEMA_VERSION, dump_json
     from k3sim.tables import print_claims, progress_bar
 

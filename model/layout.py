@@ -1,4 +1,4 @@
-"""How the model is spread over GPUs: matrices, state and memory of one rank.
+"""How the model is spread over GPUs: matrices and state of one rank.
 
 Tensor parallelism cuts heads, FFN widths and the vocabulary; router, latent projections and the MLA down
 projections are full copies unless a path shards them, so both forms are listed. Expert parallelism groups
@@ -11,8 +11,7 @@ table (``low_latency_gemm.py``) lists the same local shapes at TP8 and TP16.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from k3sim.errors import UserError
@@ -25,14 +24,10 @@ MAX_TP = 32
 MAX_DP = 1024
 MAX_CONCURRENCY = 4096
 
-_BF16_BYTES = 2
-_FP32_BYTES = 4
+BF16_BYTES = 2
+FP32_BYTES = 4
 _EXPERT_PAD = 128
 _IN_PROJ_PAD = 16
-
-# CUDA context, communication buffers, split-K and attention workspaces, graph pools. An assumption: no public
-# breakdown for this model was found.
-RUNTIME_RESERVE_BYTES = 3 * 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,20 +102,6 @@ class RankShapes:
     kda_vector_bytes: int  # decay bias, per-head decay and output norm, fp32
     experts_owned: int
     expert_ranks: int  # ranks that share one expert
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResidentMemory:
-    """Bytes that one GPU must hold for the whole of decoding."""
-
-    weights: int
-    kv_cache: int
-    kda_state: int
-    activations_and_workspace: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.kv_cache + self.kda_state + self.activations_and_workspace
 
 
 def accepted_tp(arch: Architecture) -> tuple[int, ...]:
@@ -260,10 +241,10 @@ def rank_shapes(arch: Architecture, layout: Layout) -> RankShapes:
     return RankShapes(
         kda_heads=kda_heads,
         mla_heads=arch.mla.num_heads // tp,
-        kda_state_bytes=kda_heads * kda.head_dim_k * kda.head_dim_v * _FP32_BYTES,
-        kda_conv_state_bytes=(kda.conv_width - 1) * conv_channels * _BF16_BYTES,
-        kda_conv_weight_bytes=kda.conv_width * conv_channels * _FP32_BYTES,
-        kda_vector_bytes=(kda.key_width // tp + kda_heads + kda.head_dim_v) * _FP32_BYTES,
+        kda_state_bytes=kda_heads * kda.head_dim_k * kda.head_dim_v * FP32_BYTES,
+        kda_conv_state_bytes=(kda.conv_width - 1) * conv_channels * BF16_BYTES,
+        kda_conv_weight_bytes=kda.conv_width * conv_channels * FP32_BYTES,
+        kda_vector_bytes=(kda.key_width // tp + kda_heads + kda.head_dim_v) * FP32_BYTES,
         experts_owned=arch.moe.num_experts // layout.ep,
         expert_ranks=tp // layout.ep,
     )
@@ -277,82 +258,6 @@ def kv_bytes_per_token(arch: Architecture, kv_dtype: KvDtype) -> int:
     return arch.mla.cache_width * KV_DTYPE_BYTES[kv_dtype]
 
 
-def resident_bytes(
-    arch: Architecture,
-    layout: Layout,
-    *,
-    concurrency: int,
-    context: int,
-    kv_dtype: KvDtype,
-    sharded_latent: bool = False,
-) -> ResidentMemory:
-    """Memory of the fullest GPU: weights, KV cache, KDA state, and an estimate of the rest.
-
-    ``sharded_latent`` holds the latent projections in their column-sharded form instead of as full copies.
-    The vision tower is left out (a decode rank does not run it). ``activations_and_workspace`` is one row a
-    request of attention-residual buffers, the widest products, expert partial rows and gathered fp32
-    logits, plus ``RUNTIME_RESERVE_BYTES``, which is an assumption.
-
-    Raises:
-        UserError: the layout does not divide the model, or the workload is outside its limits.
-    """
-    check_workload(arch, Workload(concurrency=concurrency, context=context, kv_dtype=kv_dtype))
-    shapes = rank_shapes(arch, layout)
-    num_requests = math.ceil(concurrency / layout.dp)
-    cache_bytes = math.ceil(context / layout.dcp) * kv_bytes_per_token(arch, kv_dtype)
-    state_bytes = shapes.kda_state_bytes + shapes.kda_conv_state_bytes
-    return ResidentMemory(
-        weights=_weight_bytes(arch, layout, shapes, sharded_latent),
-        kv_cache=num_requests * len(arch.mla_layers) * cache_bytes,
-        kda_state=num_requests * len(arch.kda_layers) * state_bytes,
-        activations_and_workspace=num_requests * _row_bytes(arch, layout) + RUNTIME_RESERVE_BYTES,
-    )
-
-
-def check_fits(
-    arch: Architecture,
-    layout: Layout,
-    *,
-    hbm_capacity_bytes: int,
-    machine_name: str,
-    concurrency: int,
-    context: int,
-    kv_dtype: KvDtype,
-    sharded_latent: bool = False,
-) -> None:
-    """Refuse what does not fit into a GPU's memory.
-
-    Raises:
-        UserError: by how many GB it does not fit, and which tensor-parallel sizes would.
-    """
-
-    def needed(candidate: Layout) -> int:
-        return resident_bytes(
-            arch,
-            candidate,
-            concurrency=concurrency,
-            context=context,
-            kv_dtype=kv_dtype,
-            sharded_latent=sharded_latent,
-        ).total
-
-    total = needed(layout)
-    if total <= hbm_capacity_bytes:
-        return
-    others = [_with_tp(layout, tp) for tp in accepted_tp(arch) if tp > layout.tp]
-    fitting = [f"tp={other.tp}" for other in others if needed(other) <= hbm_capacity_bytes]
-    advice = (
-        f"{' or '.join(fitting)} would fit"
-        if fitting
-        else f"no tp up to {MAX_TP} fits: lower concurrency or context, or raise dcp or dp"
-    )
-    raise UserError(
-        f"{layout.tag} needs {total / 1e9:.1f} GB a GPU, {(total - hbm_capacity_bytes) / 1e9:.1f} GB more "
-        f"than the {hbm_capacity_bytes / 1e9:.1f} GB of {machine_name} (concurrency {concurrency}, "
-        f"context {context}, {kv_dtype} KV cache); {advice}"
-    )
-
-
 def _bf16(
     name: str, rows: int, depth: int, *, pad: int = 1, replicated: bool = False, num_batches: int = 1
 ) -> Matrix:
@@ -362,57 +267,11 @@ def _bf16(
         num_outputs=padded,
         num_outputs_unpadded=rows,
         depth=depth,
-        num_bytes=padded * depth * _BF16_BYTES,
+        num_bytes=padded * depth * BF16_BYTES,
         replicated=replicated,
         dtype="bfloat16",
         num_batches=num_batches,
     )
-
-
-def _weight_bytes(arch: Architecture, layout: Layout, shapes: RankShapes, sharded_latent: bool) -> int:
-    matrices = rank_matrices(arch, layout)
-    hidden, moe = arch.hidden_size, arch.moe
-
-    def sizes(*names: str) -> int:
-        return sum(matrices[name].num_bytes for name in names)
-
-    kda = sizes("kda.in_proj", "kda.f_b", "kda.o_proj")
-    kda += shapes.kda_conv_weight_bytes + shapes.kda_vector_bytes
-    mla = sizes("mla.qkv_a", "mla.gate", "mla.q_b", "mla.w_uk", "mla.w_uv", "mla.o_proj")
-    mla += (arch.mla.q_lora_rank + arch.mla.kv_lora_rank) * _BF16_BYTES
-    latent = (
-        ("moe.latent_down_shard", "moe.latent_up_shard")
-        if sharded_latent
-        else ("moe.latent_down", "moe.latent_up")
-    )
-    moe_layer = sizes("moe.router", *latent, "moe.shared_gate_up", "moe.shared_down")
-    moe_layer += shapes.experts_owned * sizes("moe.expert_w13", "moe.expert_w2")
-    moe_layer += moe.num_experts * _FP32_BYTES + moe.latent_size * _BF16_BYTES
-    # A layer has two norms and two attention residuals (norm, query); one of each follows the last layer.
-    residual = (6 * arch.num_layers + 3) * hidden * _BF16_BYTES
-    return (
-        len(arch.kda_layers) * kda
-        + len(arch.mla_layers) * mla
-        + arch.num_dense_layers * sizes("dense.gate_up", "dense.down")
-        + arch.num_moe_layers * moe_layer
-        + residual
-        + sizes("embedding", "lm_head")
-    )
-
-
-def _row_bytes(arch: Architecture, layout: Layout) -> int:
-    """Activations that live at once for one request: an upper estimate, every buffer held separately."""
-    moe = arch.moe
-    snapshots = arch.attn_res_sources(arch.num_layers, "mixer") * arch.hidden_size
-    sublayer = 4 * arch.hidden_size + 2 * (2 * arch.kda.key_width + 2 * arch.kda.value_width) // layout.tp
-    experts = moe.top_k * (moe.latent_size + 2 * expert_slice(arch, layout)) + 2 * moe.latent_size
-    logits_bytes = arch.vocab_size * _FP32_BYTES + arch.vocab_size // layout.tp * _BF16_BYTES
-    return (snapshots + sublayer + experts) * _BF16_BYTES + logits_bytes
-
-
-def _with_tp(layout: Layout, tp: int) -> Layout:
-    """The same layout with other tp; experts that were spread over all ranks stay so."""
-    return replace(layout, tp=tp, ep=tp if layout.ep == layout.tp > 1 else layout.ep)
 
 
 def _cut_widths(arch: Architecture) -> dict[str, int]:

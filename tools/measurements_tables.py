@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.compare.claims import judge_claims, load_scenario, shipped_scenarios
+from k3sim.calibrate.compare.claims import judge_claims
 from k3sim.calibrate.compare.ladders import counts
 from k3sim.calibrate.compare.own_kernels import cublas_rows, own_kernel_rows
 from k3sim.calibrate.compare.own_links import (
@@ -24,6 +24,7 @@ from k3sim.calibrate.compare.own_links import (
 from k3sim.calibrate.compare.own_steps import StageRow, own_stage_rows, own_step_rows
 from k3sim.calibrate.compare.validate import Row, Validated, Validation, groups, summary, validate
 from k3sim.calibrate.decode.decode import DecodeOptions, case_of, table_cases
+from k3sim.calibrate.evidence.scenarios import load_scenario, shipped_scenarios
 from k3sim.calibrate.samples import Sample
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.program import build_program

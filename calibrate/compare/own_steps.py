@@ -15,7 +15,7 @@ from typing import Any
 
 from k3sim.calibrate.compare.validate import Row
 from k3sim.kernels.rank.weights import subset
-from k3sim.model.architecture import load_architecture
+from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.sim.components.skew import Skew

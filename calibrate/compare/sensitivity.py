@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from k3sim.calibrate.compare.claims import Figure, judge_claims, load_scenario, shipped_scenarios
+from k3sim.calibrate.compare.claims import judge_claims
 from k3sim.calibrate.compare.commands import asked
 from k3sim.calibrate.compare.validate import NUM_DRAWS, run_tasks
+from k3sim.calibrate.evidence.scenarios import Figure, load_scenario, shipped_scenarios
 from k3sim.errors import UserError
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import predict

@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any
 from k3sim.errors import UserError
 from k3sim.kernels.costs import work_of
 from k3sim.kernels.device.timestamps import StampBuffer, StampedLaunch, collect
-from k3sim.model.architecture import Architecture, load_architecture
+from k3sim.model.architecture import Architecture
+from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import KV_DTYPE_BYTES, Layout, Workload, check_layout, check_workload
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.paths.own import check_own

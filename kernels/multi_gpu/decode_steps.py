@@ -97,7 +97,7 @@ def build(group: Group, path_name: str, num_ranks: int) -> tuple[Rank, Step]:
     from k3sim.kernels.rank.state import build_rank, clear
     from k3sim.kernels.rank.step import Step
     from k3sim.kernels.rank.weights import random_weights
-    from k3sim.model.architecture import load_architecture
+    from k3sim.model.config_file import load_architecture
     from k3sim.model.layout import Layout, Workload
     from k3sim.model.paths import find_path
     from k3sim.model.program import build_program

@@ -12,6 +12,7 @@ import pytest
 from k3sim.calibrate import evidence, located_json
 from k3sim.calibrate.compare import claims, commands, ladders, sensitivity, validate
 from k3sim.calibrate.compare.validation_page import page
+from k3sim.calibrate.evidence import scenarios
 from k3sim.cli import main
 from k3sim.errors import UserError
 from k3sim.model.layout import Workload
@@ -296,9 +297,9 @@ def scenario(tmp_path: Path, **figure: Any) -> Path:
 
 
 def test_every_claim_of_the_project_has_a_verdict_or_says_what_it_needs() -> None:
-    scenarios = [claims.load_scenario(path) for path in claims.shipped_scenarios()]
-    assert len(scenarios) == 8
-    for one in claims.judge_claims(scenarios, num_draws=2):
+    loaded = [scenarios.load_scenario(path) for path in scenarios.shipped_scenarios()]
+    assert len(loaded) == 8
+    for one in claims.judge_claims(loaded, num_draws=2):
         for figure in one.figures:
             words = ("inside", "outside", "cannot be judged: ", "needs ")
             assert figure.verdict.startswith(words)
@@ -306,7 +307,7 @@ def test_every_claim_of_the_project_has_a_verdict_or_says_what_it_needs() -> Non
 
 
 def test_a_claim_is_inside_exactly_when_the_interval_holds_it(tmp_path: Path) -> None:
-    (free,) = claims.judge_claims([claims.load_scenario(scenario(tmp_path))], num_draws=3)
+    (free,) = claims.judge_claims([scenarios.load_scenario(scenario(tmp_path))], num_draws=3)
     answer = free.figures[0].answer
     assert answer is not None and answer.low < answer.predicted <= answer.high
     for value, about, verdict in (
@@ -317,14 +318,14 @@ def test_a_claim_is_inside_exactly_when_the_interval_holds_it(tmp_path: Path) ->
         (answer.low * 0.97, 0.02, "outside"),
     ):
         path = scenario(tmp_path, value=value, about=about)
-        (one,) = claims.judge_claims([claims.load_scenario(path)], num_draws=3)
+        (one,) = claims.judge_claims([scenarios.load_scenario(path)], num_draws=3)
         assert one.verdict == verdict
 
 
 def test_time_outside_decode_dilutes_a_gain_as_arithmetic_says(tmp_path: Path) -> None:
-    (plain,) = claims.judge_claims([claims.load_scenario(scenario(tmp_path))], num_draws=2)
+    (plain,) = claims.judge_claims([scenarios.load_scenario(scenario(tmp_path))], num_draws=2)
     mixed = scenario(tmp_path, outside_ms=500, output_tokens=100)
-    (diluted,) = claims.judge_claims([claims.load_scenario(mixed)], num_draws=2)
+    (diluted,) = claims.judge_claims([scenarios.load_scenario(mixed)], num_draws=2)
     assert plain.figures[0].answer is not None and diluted.figures[0].answer is not None
     after, before = (
         predict(commands.asked(command).question, commands.asked(command).path).step_us
@@ -337,18 +338,18 @@ def test_time_outside_decode_dilutes_a_gain_as_arithmetic_says(tmp_path: Path) -
 def test_a_need_is_checked_and_not_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = "k3sim timeline --machine tpu-v7"
     path = scenario(tmp_path, command=command, against=None, unit="ms", value=4.0, needs=["a TPU v7 profile"])
-    (one,) = claims.judge_claims([claims.load_scenario(path)], num_draws=2)
+    (one,) = claims.judge_claims([scenarios.load_scenario(path)], num_draws=2)
     assert one.verdict == "needs a TPU v7 profile" and one.figures[0].answer is None
     # The same file with a machine that exists, and a check that succeeds: the row is real.
     path.write_text(path.read_text().replace("tpu-v7", "b300"), encoding="utf-8")
-    monkeypatch.setattr(claims, "CAPABILITIES", {"a TPU v7 profile": lambda: True})
-    (one,) = claims.judge_claims([claims.load_scenario(path)], num_draws=2)
+    monkeypatch.setattr(scenarios, "CAPABILITIES", {"a TPU v7 profile": lambda: True})
+    (one,) = claims.judge_claims([scenarios.load_scenario(path)], num_draws=2)
     assert one.verdict in ("inside", "outside") and one.figures[0].answer is not None
 
 
 def test_speculation_counts_once_the_workload_has_it() -> None:
     assert not commands.workload_has("drafted-tokens") or "drafted_tokens" in Workload.__dataclass_fields__
-    assert claims.CAPABILITIES["speculation"]() == commands.workload_has("drafted-tokens")
+    assert scenarios.CAPABILITIES["speculation"]() == commands.workload_has("drafted-tokens")
     words = commands.options_of("k3sim timeline --drafted-tokens 7 --accepted-tokens 6", later=True)
     assert (words["drafted-tokens"], words["accepted-tokens"]) == (7, 6)
 
@@ -372,7 +373,7 @@ def test_a_wrong_scenario_is_refused_with_its_line(
 ) -> None:
     path = scenario(tmp_path, **figure)
     with pytest.raises(UserError, match=re.escape(message)) as refusal:
-        claims.load_scenario(path)
+        scenarios.load_scenario(path)
     assert str(refusal.value).startswith(f"{path}:{line}: ")
 
 
@@ -382,7 +383,7 @@ def test_a_wrong_scenario_is_refused_with_its_line(
 def test_the_factor_that_moves_a_verdict_does_move_it() -> None:
     (found,) = sensitivity.sensitivity("coding-agents", num_values=4, num_draws=3)
     assert [one.swing for one in found.values] == sorted((one.swing for one in found.values), reverse=True)
-    figure = claims.load_scenario(claims.SCENARIOS / "coding-agents.json").figures[0]
+    figure = scenarios.load_scenario(scenarios.SCENARIOS / "coding-agents.json").figures[0]
     moved = [one for one in found.values if one.factor_to_move is not None]
     assert moved
     for one in moved:
@@ -399,8 +400,8 @@ def test_the_factor_that_moves_a_verdict_does_move_it() -> None:
 
 def test_the_page_holds_every_row_and_verdict() -> None:
     found = validate.validate(["gb300-vllm", "gb300-kern-16"], num_draws=2)
-    scenarios = [claims.load_scenario(claims.SCENARIOS / "ascend.json")]
-    text = page(found, claims.judge_claims(scenarios, num_draws=2))
+    loaded = [scenarios.load_scenario(scenarios.SCENARIOS / "ascend.json")]
+    text = page(found, claims.judge_claims(loaded, num_draws=2))
     assert "KDA chain with early PDL" in text and "needs an Ascend profile" in text
     data = json.loads(text.split('id="figures">')[1].split("</script>")[0])
     assert set(data) == {"parity", "ladder0"}

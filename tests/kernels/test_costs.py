@@ -18,7 +18,7 @@ from k3sim.kernels.proj_allreduce import cost as proj_allreduce
 from k3sim.kernels.router_topk import cost as router_topk
 from k3sim.kernels.skinny_gemv import cost as skinny_gemv
 from k3sim.kernels.work import Barrier, ReadKind, Unit, Work
-from k3sim.model.architecture import load_architecture
+from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import Layout, Workload, rank_matrices
 from k3sim.model.paths import find_path
 from k3sim.model.program import Weight, build_program

@@ -14,21 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from k3sim.errors import UserError
-from k3sim.model.architecture import Architecture, load_architecture
+from k3sim.model.architecture import Architecture
+from k3sim.model.checkpoint import total_bytes
+from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import (
-    RUNTIME_RESERVE_BYTES,
     Layout,
     Workload,
     accepted_tp,
-    check_fits,
     check_layout,
     check_workload,
     expert_slice,
     kv_bytes_per_token,
     rank_matrices,
     rank_shapes,
-    resident_bytes,
 )
+from k3sim.model.memory import RUNTIME_RESERVE_BYTES, check_fits, resident_bytes
 
 K3 = load_architecture()
 TP8 = Layout(tp=8)
@@ -156,7 +156,7 @@ def test_weights_of_one_rank_holding_everything_are_the_text_checkpoint() -> Non
     packed_rows = 4 * 12288 + 128 + 96
     in_proj_padding = 69 * (-packed_rows % 16) * 7168 * 2
     unused_decay_entries = 69 * (128 - 96) * 4
-    text_bytes = K3.total_bytes() - 894_717_952
+    text_bytes = total_bytes(K3) - 894_717_952
     assert resident(Layout(tp=1)).weights == text_bytes + in_proj_padding - unused_decay_entries
 
 

@@ -10,7 +10,7 @@ import pytest
 from k3sim.errors import UserError
 from k3sim.kernels.costs import COSTS
 from k3sim.kernels.expert_gemv.launch import MAX_ROWS, WIDTHS
-from k3sim.model.architecture import load_architecture
+from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import Layout, Workload, rank_matrices
 from k3sim.model.paths import PATH_NAMES, SWITCHES, find_path
 from k3sim.model.paths.own import MAX_OWN_ROWS, OWN_EXPERT_WIDTHS, OWN_TABLES, check_own

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from k3sim.model.architecture import Architecture, load_architecture
+from k3sim.model.architecture import Architecture
+from k3sim.model.config_file import load_architecture
 
 # KDA and MLA, the dense layer, snapshots at layers 0 and 3, two MLA layers at the end.
 NUM_LAYERS = 6

@@ -18,7 +18,7 @@ from k3sim.kernels.rank.kernel_calls import KERNEL_CALLS  # noqa: E402
 from k3sim.kernels.rank.reference_calls import REFERENCE_CALLS  # noqa: E402
 from k3sim.kernels.rank.state import Rank, build_rank  # noqa: E402
 from k3sim.kernels.rank.weights import random_weights  # noqa: E402
-from k3sim.model.architecture import load_architecture  # noqa: E402
+from k3sim.model.config_file import load_architecture  # noqa: E402
 from k3sim.model.layout import Layout, Workload  # noqa: E402
 from k3sim.model.paths import SWITCHES, find_path  # noqa: E402
 from k3sim.model.program import build_program  # noqa: E402

@@ -25,7 +25,7 @@ from k3sim.kernels.rank.reference import WholeModelDecoder  # noqa: E402
 from k3sim.kernels.rank.state import Rank, build_rank, clear  # noqa: E402
 from k3sim.kernels.rank.step import Step  # noqa: E402
 from k3sim.kernels.rank.weights import LoopedModel, RankWeights, looped, random_weights  # noqa: E402
-from k3sim.model.architecture import load_architecture  # noqa: E402
+from k3sim.model.config_file import load_architecture  # noqa: E402
 from k3sim.model.layout import Layout, Workload  # noqa: E402
 from k3sim.model.paths import SWITCHES, find_path  # noqa: E402
 from k3sim.model.program import Program, build_program  # noqa: E402

@@ -16,8 +16,9 @@ from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.rank.memory import check_memory, needed_bytes  # noqa: E402
 from k3sim.kernels.rank.state import build_rank  # noqa: E402
 from k3sim.kernels.rank.weights import random_weights, subset  # noqa: E402
-from k3sim.model.architecture import load_architecture  # noqa: E402
-from k3sim.model.layout import Layout, Workload, resident_bytes  # noqa: E402
+from k3sim.model.config_file import load_architecture  # noqa: E402
+from k3sim.model.layout import Layout, Workload  # noqa: E402
+from k3sim.model.memory import resident_bytes  # noqa: E402
 from k3sim.model.paths import find_path  # noqa: E402
 from k3sim.model.program import Program, build_program  # noqa: E402
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from k3sim.model.architecture import Architecture, load_architecture
+from k3sim.model.architecture import Architecture
+from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import find_path
 from k3sim.sim.components.skew import Skew

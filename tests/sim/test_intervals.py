@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from k3sim.model.architecture import load_architecture
+from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import find_path
 from k3sim.sim.intervals import draw_machines, interval_around, quantiles, step_us_interval

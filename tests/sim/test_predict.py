@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 
-from k3sim.model.architecture import load_architecture
+from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.program import build_program
