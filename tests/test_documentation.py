@@ -9,7 +9,7 @@ programs are not run: ``make`` and ``pip`` install, which is the job of the cont
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -29,13 +29,15 @@ from k3sim.kernels.harness.cases import Case, Timed
 from k3sim.kernels.harness.check import Checked
 from k3sim.kernels.harness.measure import measure_cases
 from k3sim.kernels.toolchain.machine_code import KernelCode
-from k3sim.model.paths import PATH_NAMES, SWITCHES
+from k3sim.model.paths import PARTS, PATH_NAMES, SWITCHES
 from k3sim.sim.profile import load_machine
 from k3sim.sim.timeline.critical_path import Part
 from k3sim.sim.timeline.timeline import Phase
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+USER_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+JOURNAL = sorted((ROOT / "docs" / "journal").glob("*.md"))
+PAGES = [*USER_PAGES, *JOURNAL, ROOT / "CHANGELOG.md", ROOT / "tools" / "README.md"]
 BIN = Path(sys.executable).parent
 MEASURED = str(ROOT / "calibrate" / "data" / "h200-decode-fused.json")
 REFUSED = "# exit status 2"
@@ -133,10 +135,40 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_index_lists_every_page() -> None:
-    index = (ROOT / "docs" / "README.md").read_text()
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+@pytest.mark.parametrize("folder", ["docs", "docs/journal"])
+def test_an_index_lists_every_page(folder: str) -> None:
+    index = (ROOT / folder / "README.md").read_text()
+    pages = {path.name for path in (ROOT / folder).glob("*.md")} - {"README.md"}
     assert {name for name in pages if f"]({name})" not in index} == set()
+
+
+def test_tools_readme_lists_every_script() -> None:
+    index = (ROOT / "tools" / "README.md").read_text()
+    assert {path.name for path in (ROOT / "tools").glob("*.py") if f"`{path.name}`" not in index} == set()
+
+
+@pytest.mark.parametrize(("page", "most"), [("README.md", 180), ("docs/accuracy.md", 120)])
+def test_a_page_keeps_to_its_length(page: str, most: int) -> None:
+    assert len((ROOT / page).read_text().splitlines()) <= most
+
+
+# Words of earlier versions, and words of our own where the field has one.
+RETIRED = (
+    r"size-matched|\bwelded\b|shared-routing|\bpersistent\b|with(out)? prefetch\b|\bfused_allreduce\b",
+    r"hbm_uneven_loss|even_share|block_tail|completion_flush|early_launch|kernel_entry|l2_free_queue|l2_queue_share",
+    r"product_chain_s|looped[_ -]back|standing_in|BARRIERS_BEHIND|WITH_L1|all_resident|triggers_behind|asks_first",
+    r"straight[_ ]instructions|\bcopies form\b|later_input|finds? room|found room|later_blocks|\bwish(es)?\b",
+    r"stood still|has more in flight than|asked_at_once|met_by_burst|taken_over|kept_carve_out",
+    r"(?<!time)\bstamps?\b|\bmeetings?\b|carried over|carries over|goes on (from|with)|went on from",
+)
+
+
+# Not measured.md: its labels are those of stored samples and of sources.
+@pytest.mark.parametrize("page", [one for one in [*USER_PAGES, *JOURNAL] if one.name not in ("measured.md", "design.md")], ids=name_of)
+def test_pages_use_words_of_the_field(page: Path) -> None:
+    text = page.read_text()
+    found = [match[0] for words in RETIRED for match in re.finditer(words, text, re.IGNORECASE)]
+    assert found == []
 
 
 def test_the_front_page_shows_what_the_program_prints() -> None:
@@ -145,19 +177,22 @@ def test_the_front_page_shows_what_the_program_prints() -> None:
     assert readme == readme_output.rewritten(readme), "out of date: run 'make readme' and commit what it changed"
 
 
-def test_the_measurements_page_shows_what_the_program_predicts() -> None:
+def test_measured_pages_show_what_is_predicted() -> None:
     tables = script("measurements_tables")
-    page = (ROOT / "docs" / "measurements.md").read_text(encoding="utf-8")
-    assert page == tables.rewritten(page), "out of date: run 'make readme' and commit what it changed"
+    found = tables.validate()
+    measured = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
+    assert measured == tables.page(found), "out of date: run 'make readme' and commit what it changed"
+    accuracy = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    assert accuracy == tables.accuracy_tables.rewritten(accuracy, found), "out of date: run 'make readme'"
 
 
 def script(name: str) -> Any:
-    """A script of the documentation as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """A script of ``tools`` as a module; it finds its neighbours as when it is run."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
 
 
 def test_the_picture_is_small_enough_for_a_front_page() -> None:
@@ -188,6 +223,12 @@ def test_the_glossary_has_every_phase_in_order() -> None:
 
 def test_the_glossary_has_every_path_and_switch() -> None:
     assert [row[0] for row in table("glossary.md", "Paths and switches")] == [*PATH_NAMES, *SWITCHES]
+    assert [row[0] for row in table("glossary.md", "Parts of the switches")] == list(PARTS)
+
+
+def test_the_machines_page_has_every_value() -> None:
+    named = [name for row in table("machines.md", "Values") for name in re.findall(r"\w+", row[0])]
+    assert sorted(named) == sorted(load_machine("h200").provenance)
 
 
 # -- JSON -------------------------------------------------------------------------------------------------------------
@@ -198,7 +239,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """One real document of each command."""
     folder = tmp_path_factory.mktemp("json")
     commands = {
-        "timeline": ("timeline", "--without", "prefetch"),
+        "timeline": ("timeline", "--without", "l2-prefetch"),
         "compare": ("compare", "path=stock", "path=fused"),
         "machines": ("machines",),
         "validate": ("validate", "gb200-k3opt", "--draws", "2"),

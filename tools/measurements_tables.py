@@ -1,4 +1,4 @@
-"""Rewrite the tables of measurements.md that follow from the code or from stored samples.
+"""Write docs/measured.md, every case of what was measured beside what is predicted, and the tables of docs/accuracy.md.
 
     python tools/measurements_tables.py
 
@@ -7,31 +7,30 @@ Whoever changes a cost, a path or a machine runs it (``make readme`` does); a te
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
-from typing import Any
+
+import accuracy_tables
+from sample_tables import (
+    all_reduces,
+    decode_parts,
+    decode_rank,
+    decode_steps,
+    decode_switches,
+    hand_overs,
+    link_probes,
+    projections,
+)
 
 from k3sim.calibrate.compare.claims import judge_claims
 from k3sim.calibrate.compare.ladders import counts
 from k3sim.calibrate.compare.own_kernels import cublas_rows, own_kernel_rows
-from k3sim.calibrate.compare.own_links import (
-    LinkDifference,
-    link_differences,
-    link_kernel_rows,
-    link_samples,
-    link_step_rows,
-)
+from k3sim.calibrate.compare.own_links import LinkDifference, link_differences, link_kernel_rows, link_step_rows
 from k3sim.calibrate.compare.own_steps import StageRow, own_stage_rows, own_step_rows
 from k3sim.calibrate.compare.validate import Row, Validated, Validation, groups, summary, validate
-from k3sim.calibrate.decode.decode import DecodeOptions, case_of, table_cases
 from k3sim.calibrate.evidence.scenarios import load_scenario, shipped_scenarios
-from k3sim.calibrate.samples import Sample
-from k3sim.model.paths import SWITCHES, find_path
-from k3sim.model.program import build_program
-from k3sim.sim.timeline.critical_path import Part
 
-PAGE = Path(__file__).parent / "measurements.md"
-DATA = Path(__file__).parents[1] / "calibrate" / "data"
+PAGE = Path(__file__).parents[1] / "docs" / "measured.md"
 
 
 def table(rows: list[Row], unit: str) -> str:
@@ -107,102 +106,6 @@ def claims_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def measured_steps() -> dict[str, dict[str, Any]]:
-    """Steps of ``k3sim decode --table`` by the command that measures each."""
-    return {row["command"]: row for row in json.loads((DATA / "h200-decode-steps.json").read_text())["steps"]}
-
-
-def decode_steps() -> str:
-    """Both paths by concurrency and context."""
-    measured = measured_steps()
-    cases = [one for one in table_cases(DecodeOptions()) if not one.with_switches and not one.without]
-    lines = [
-        "| Context | Requests | Stock us | Fused us | Speed-up | Stock of its floor | Fused of its floor |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for context, rows in sorted({(one.context, one.concurrency) for one in cases}):
-        of_case = [DecodeOptions(path=path, concurrency=rows, context=context) for path in ("stock", "fused")]
-        stock, fused = sides = [measured.get(one.command()) for one in of_case]
-        cells = ["not yet measured" if one is None else f"{one['step_us']:,.0f}" for one in sides]
-        cells.append("" if stock is None or fused is None else f"{stock['step_us'] / fused['step_us']:.2f}")
-        cells += ["" if one is None else f"{100 * one['floor_fraction']:.0f} %" for one in sides]
-        lines.append(f"| {context:,} | {rows} | {' | '.join(cells)} |")
-    missing = [one.command() for one in cases if one.command() not in measured]
-    lines += ["", f"{len(cases) - len(missing)} of {len(cases)} steps are measured"]
-    lines[-1] += f"; not yet: {', '.join(f'`{one}`' for one in missing)}." if missing else "."
-    return "\n".join(lines) + "\n"
-
-
-def decode_switches() -> str:
-    """Each switch alone, and each left out, at one request."""
-    measured = measured_steps()
-    stock = measured[DecodeOptions(path="stock").command()]["step_us"]
-    fused = measured[DecodeOptions().command()]["step_us"]
-    lines = [
-        "| Switch | Alone us | Against stock us | All but it us | Against all four us |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
-    for switch in SWITCHES:
-        alone = measured[DecodeOptions(with_switches=(switch,)).command()]["step_us"]
-        without = measured[DecodeOptions(without=(switch,)).command()]["step_us"]
-        lines.append(
-            f"| `{switch}` | {alone:,.0f} | {alone - stock:+,.0f} | {without:,.0f} | {without - fused:+,.0f} |"
-        )
-    return "\n".join([*lines, "", f"Stock is {stock:,.0f} us, all four are {fused:,.0f} us."]) + "\n"
-
-
-def decode_rank() -> str:
-    """One request at 8192 tokens: what was to be reached, and what was."""
-    measured = measured_steps()
-    stock, fused = (measured[DecodeOptions(path=path).command()] for path in ("stock", "fused"))
-    whole = json.loads((DATA / "h200-decode-fused.json").read_text())
-    allocated, needed = whole["allocated_bytes"], whole["needed_bytes"]
-    cases = {path: case_of(DecodeOptions(path=path)) for path in ("stock", "fused")}
-    own = {path: len(case.program.calls) for path, case in cases.items()}
-    public = {}
-    for path, case in cases.items():
-        program = build_program(case.architecture, case.layout, case.workload, find_path(path))
-        public[path] = sum(call.launch != "host" for call in program.calls)
-
-    def verdict(reached: bool) -> str:
-        return "reached" if reached else "missed"
-
-    speedup, floor = stock["step_us"] / fused["step_us"], fused["floor_fraction"]
-    error = allocated / needed - 1
-    rows = [
-        ("stock step", f"{stock['step_us']:,.1f} us (p10 {stock['p10_us']:,.1f}, p90 {stock['p90_us']:,.1f})", ""),
-        ("fused step", f"{fused['step_us']:,.1f} us (p10 {fused['p10_us']:,.1f}, p90 {fused['p90_us']:,.1f})", ""),
-        ("fused over stock", f"{speedup:.2f} times as fast", f"1.68: {verdict(speedup >= 1.68)}"),
-        ("floor over fused step", f"{100 * floor:.0f} %", f"65 %: {verdict(floor >= 0.65)}"),
-        ("start to first step", f"{whole['start_s']:.1f} s", f"60 s: {verdict(whole['start_s'] < 60)}"),
-        (
-            "memory, allocated over predicted",
-            f"{allocated / 1e9:.2f} GB over {needed / 1e9:.2f} GB, {100 * error:+.1f} %",
-            f"2 %: {verdict(abs(error) <= 0.02)}",
-        ),
-        ("launches of the fused step", f"{whole['num_launches']:,} by {own['fused']:,} calls", ""),
-        ("calls of the stock step", f"{own['stock']:,}", ""),
-        ("launches of the public paths, as simulated", f"stock {public['stock']:,}, fused {public['fused']:,}", ""),
-    ]
-    lines = ["| What | Measured | Wanted |", "| --- | --- | --- |"]
-    return "\n".join([*lines, *(f"| {what} | {is_now} | {wanted} |" for what, is_now, wanted in rows)]) + "\n"
-
-
-def decode_parts() -> str:
-    """Parts of the profiled fused step, and the stages that hold most of its critical path."""
-    whole = json.loads((DATA / "h200-decode-fused.json").read_text())
-    total = whole["profiled_us"]
-    lines = ["| Part | us | Of the step | Most of it in |", "| --- | ---: | ---: | --- |"]
-    for part in Part:
-        us = whole["waits_us"].get(part.value)
-        if us:
-            most = [row for row in whole["critical_path"] if row["part"] == part.value][:4]
-            stages = ", ".join(f"{row['stage']} {row['us']:,.0f}" for row in most)
-            lines.append(f"| {part.word} | {us:,.1f} | {100 * us / total:.1f} % | {stages} |")
-    lines.append(f"| step, profiled | {total:,.1f} | | |")
-    return "\n".join(lines) + "\n"
-
-
 def stage_table(rows: list[StageRow]) -> str:
     """Stages of the main stream, the largest share of the gap first."""
     lines = [
@@ -222,97 +125,6 @@ def stage_table(rows: list[StageRow]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def hand_overs() -> str:
-    """What was compared between GPUs, and what differed."""
-    checks = json.loads((DATA / "h200-hand-overs.json").read_text())["checks"]
-    lines = [
-        "| Operator | What runs | GPUs for ranks | Replays: close, skewed, late | Unequal | First run |",
-        "| --- | --- | --- | --- | ---: | --- |",
-    ]
-    for one in checks:
-        replays = ", ".join(f"{one['replays'][how]:,}" for how in ("close", "skewed", "late") if how in one["replays"])
-        first = f"{len(one['verdicts'])} comparisons with the reference" if one["verdicts"] else "between GPUs only"
-        unequal = sum(one["unequal"].values()) + one["between_gpus"]
-        verdict = "passed" if one["ok"] else "FAILED"
-        lines.append(
-            f"| `{one['operator']}` | {one['case']} | {one['gpus']} for {one['ranks']} | {replays} | {unequal} | "
-            f"{first}; {verdict} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _in_unit(sample: Sample, value: float) -> str:
-    """Microseconds, or GB/s."""
-    if sample.unit == "B/s":
-        return f"{value / 1e9:.1f} GB/s"
-    return f"{value:.2f} us" if sample.unit == "us" else f"{1e6 * value / link_clock_hz():.3f} us"
-
-
-def link_clock_hz() -> float:
-    (clock,) = link_samples().matching("clocks", "sm_clock")
-    return clock.value
-
-
-def link_probes() -> str:
-    """Every primitive of the link: median of both runs, deciles, repetitions."""
-    lines = ["| Probe | Case | Median | p10 to p90 | Repetitions | |", "| --- | --- | ---: | --- | ---: | --- |"]
-    for one in link_samples().samples:
-        if one.case not in ("clocks", "all_reduce", "projection"):
-            where = " ".join(f"{name}={value}" for name, value in one.parameters.items() if value is not False)
-            low, high = (
-                pick(value for run in one.runs if (value := getattr(run, name)) is not None)
-                for pick, name in ((min, "p10"), (max, "p90"))
-            )
-            said = one.instability and f"not used: {one.instability}"
-            if one.value == 0:
-                said = "not used: nothing was waited for"
-            lines.append(
-                f"| `{one.case}` {one.quantity} | {where} | {_in_unit(one, one.value)} | "
-                f"{_in_unit(one, low)} to {_in_unit(one, high)} | {sum(run.count for run in one.runs):,} | {said} |"
-            )
-    return "\n".join(lines) + "\n"
-
-
-def all_reduces() -> str:
-    """The one-shot kernel beside NCCL, by size."""
-    found: dict[int, dict[tuple[str, int], Sample]] = {}
-    for one in link_samples().samples:
-        if one.case == "all_reduce":
-            have = one.parameters
-            found.setdefault(have["bytes"], {})[have["by"], have["ranks"]] = one
-    lines = [
-        "| Bytes | NCCL, 2 ranks us | One-shot, 2 ranks us | NCCL over it | One-shot, slots of 8 ranks us | Calls |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for size, by in sorted(found.items()):
-        nccl, own, eight = by["NCCL", 2], by["one-shot", 2], by["one-shot", 8]
-        lines.append(
-            f"| {size:,} | {nccl.value:.2f} | {own.value:.2f} | {nccl.value / own.value:.2f} | {eight.value:.2f} | "
-            f"{own.parameters['calls']} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def projections() -> str:
-    """Output projection, exchange, residual, mix and norm, by what does it."""
-    found: dict[tuple[int, int, int], dict[str, float]] = {}
-    for one in link_samples().samples:
-        if one.case == "projection":
-            have = one.parameters
-            found.setdefault((-have["ranks"], -have["depth"], have["rows"]), {})[have["by"]] = one.value
-    lines = [
-        "| Ranks | K | Rows | Welded us | cuBLAS, NCCL, attn_res us | Over fused_allreduce | cuBLAS, one-shot, attn_res us |",
-        "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for (ranks, depth, rows), by in sorted(found.items()):
-        nccl = by["cuBLAS, NCCL, attn_res"]
-        lines.append(
-            f"| {-ranks} | {-depth} | {rows} | {by['fused-allreduce']:.2f} | {nccl:.2f} | {nccl / by['fused-allreduce']:.2f} | "
-            f"{by['stock']:.2f} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def difference_table(rows: list[LinkDifference]) -> str:
     lines = [
         "| Path | Exchanges a step | Measured us | Predicted us | Measured us an exchange | Predicted us an exchange |",
@@ -326,9 +138,115 @@ def difference_table(rows: list[LinkDifference]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def rewritten(page: str) -> str:
-    """``page`` with what lies between each pair of markers replaced."""
-    found = validate()
+SECTIONS = """
+# Measured beside predicted
+
+Written whole by `tools/measurements_tables.py` (`make readme`) from the code and the stored samples; nothing here is
+edited by hand. [accuracy.md](accuracy.md) sums it up and says where the model is wrong and why.
+[journal](journal/README.md) holds the laboratory notes.
+
+## Whole decode steps
+
+`k3sim validate`. Rows in brackets are not judged: their record says what the model does not describe.
+
+@steps@
+## Stages of one KDA layer
+
+`k3sim validate gb200-k3opt-kda-layer`
+
+@kda layer@
+## Optimisation ladders
+
+`k3sim validate`, last tables. Steps for which the fused path has no switch or part are counted below each table.
+
+@ladders@
+## Claims
+
+`k3sim claims`
+
+@claims@
+## Public kernels
+
+`k3sim validate`. Kernels repeated in a CUDA graph with cold weights.
+
+@kernels@
+## Shipped kernels on one H200
+
+`k3sim validate --own`. Kernels in a chain with programmatic dependent launch, cold weights.
+
+@own kernels@
+## cuBLAS on one H200
+
+`k3sim validate --own`. Products of the stock path in a chain on plain graph edges.
+
+@cublas@
+## Whole rank on one H200
+
+`k3sim validate --own`. One TP16 rank, all 93 layers, with the loopback fabric on both sides.
+
+@own steps@
+## Fused step of one row, stage by stage
+
+`k3sim validate --own`. Duration is from start to end; the step of a stage is from the latest end on the main stream to
+its own end.
+
+@own stages@
+## Measured steps by context and rows
+
+`k3sim decode --path stock` and `k3sim decode --path fused`, stored in `calibrate/data/h200-decode-steps.json`.
+
+@decode steps@
+## Measured switches
+
+One request, 8,192 tokens, from the same file.
+
+@decode switches@
+## One request at 8192 tokens
+
+@decode rank@
+## Parts of the measured fused step
+
+`k3sim report calibrate/data/h200-decode-fused.json`
+
+@decode parts@
+## Exchanges checked between GPUs
+
+`k3sim kernels check --gpus 2`, stored in `calibrate/data/h200-hand-overs.json`.
+
+@hand-overs@
+## Primitives of the link
+
+`python -m k3sim.calibrate.probes.links`, stored in `calibrate/data/h200-links.json`.
+
+@link probes@
+## All-reduce by size
+
+Chains of equal calls in one CUDA graph, from the same file.
+
+@all-reduces@
+## Projection with all-reduce
+
+Projection, exchange, residual, mix and norm together, cold weights, from the same file.
+
+@projections@
+## Kernels over the link
+
+@link kernels@
+## Steps over the link
+
+40 layers at TP8, context 8k, stored in `calibrate/data/h200-link-steps.json`.
+
+@link steps@
+## What the link adds
+
+Steps over the link less the same steps with the loopback fabric.
+
+@link differences@
+""".lstrip()
+
+
+def page(found: Validation) -> str:
+    """The whole of measured.md."""
     tables = {
         "steps": published(found, "step"),
         "kda layer": published(found, "stage"),
@@ -351,14 +269,11 @@ def rewritten(page: str) -> str:
         "link steps": table(link_step_rows(), "ms"),
         "link differences": difference_table(link_differences()),
     }
-    for name, text in tables.items():
-        begin, end = f"<!-- {name}: written by tools/measurements_tables.py -->\n", f"<!-- {name}: end -->\n"
-        assert page.count(begin) == page.count(end) == 1, f"measurements.md has lost its markers of {name!r}"
-        before, _, rest = page.partition(begin)
-        _, _, after = rest.partition(end)
-        page = f"{before}{begin}{text}{end}{after}"
-    return page
+    return re.sub(r"^@(.+)@$", lambda name: tables[name[1]], SECTIONS, flags=re.MULTILINE).rstrip() + "\n"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    found = validate()
+    PAGE.write_text(page(found), encoding="utf-8")
+    accuracy = accuracy_tables.ACCURACY
+    accuracy.write_text(accuracy_tables.rewritten(accuracy.read_text(encoding="utf-8"), found), encoding="utf-8")

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PICTURE = Path(__file__).with_name("picture.png")
+PICTURE = Path(__file__).parents[1] / "docs" / "picture.png"
 WIDTH = 1180
 MAX_BYTES = 300_000
 

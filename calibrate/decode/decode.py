@@ -176,7 +176,7 @@ class Measured:
         return self.moved_bytes / self.read_bytes_per_s * 1e6
 
     def to_dict(self) -> dict[str, Any]:
-        """The JSON document; ``docs/engine.md`` describes it."""
+        """The JSON document; ``docs/rank.md`` describes it."""
         case = self.case
         document: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,

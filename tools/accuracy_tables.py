@@ -1,0 +1,164 @@
+"""The three tables of docs/accuracy.md: errors summed up over groups of compared cases.
+
+They stand beside the reasons that a reader needs with them, so they lie between markers in that page, as the block of
+output does in README.md. Every single case is in docs/measured.md. ``measurements_tables.py`` writes both.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from k3sim.calibrate.compare.own_kernels import cublas_rows, own_kernel_rows
+from k3sim.calibrate.compare.own_links import link_kernel_rows, link_step_rows
+from k3sim.calibrate.compare.own_steps import own_step_rows
+from k3sim.calibrate.compare.validate import Row, Validated, Validation
+from k3sim.model.paths import SWITCHES
+
+ACCURACY = Path(__file__).parents[1] / "docs" / "accuracy.md"
+HEAD = (
+    "| {} | Cases | Median error | Mean error | Worst | Inside 90 % | Command |\n"
+    "| --- | ---: | ---: | ---: | ---: | ---: | --- |"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Compared cases of one line. ``inside`` counts those within the interval, None where none is drawn."""
+
+    title: str
+    errors: Sequence[float]  # predicted over measured, less one, of times
+    inside: int | None
+    command: str
+
+    def line(self) -> str:
+        sizes = sorted(abs(one) for one in self.errors)
+        inside = "" if self.inside is None else f"{self.inside} of {len(sizes)}"
+        worst = max(self.errors, key=abs)
+        return (
+            f"| {self.title} | {len(sizes)} | {100 * statistics.median(sizes):.1f} % | "
+            f"{100 * statistics.mean(self.errors):+.1f} % | {100 * worst:+.1f} % | {inside} | `{self.command}` |"
+        )
+
+
+def time_error(row: Validated) -> float:
+    """Error of a published value as a time: positive when the prediction is slower, whatever the unit."""
+    return 1 / (1 + row.error) - 1 if row.evidence.unit.startswith("tok/s") else row.error
+
+
+def published_group(title: str, rows: Iterable[Validated], command: str) -> Group:
+    chosen = list(rows)
+    return Group(
+        title=title,
+        errors=[time_error(row) for row in chosen],
+        inside=sum(row.inside_interval for row in chosen),
+        command=command,
+    )
+
+
+def measured_group(title: str, rows: Iterable[Row], command: str) -> Group:
+    return Group(title=title, errors=[row.error for row in rows], inside=None, command=command)
+
+
+def step_groups(found: Validation, own: Sequence[Row]) -> list[Group]:
+    """Published steps by path and GPU, then those of the shipped kernels."""
+    judged = [row for row in found.rows if row.evidence.kind == "step" and row.evidence.judged]
+    groups = []
+    for path in ("stock", "fused"):
+        for gpu in ("gb200", "gb300", "b300"):
+            rows = [
+                row
+                for row in judged
+                if row.evidence.hardware == gpu and ("--path stock" in row.evidence.command) == (path == "stock")
+            ]
+            if rows:
+                groups.append(published_group(f"published, {path}, {gpu}", rows, f"k3sim validate {gpu}"))
+    layer = [row for row in found.rows if row.evidence.kind == "stage" and row.evidence.judged]
+    groups.append(
+        published_group("stages of one KDA layer, fused, gb200", layer, "k3sim validate gb200-k3opt-kda-layer")
+    )
+    whole = {path: [row for row in own if row.label.startswith(f"h200: {path}, ")] for path in ("stock", "fused")}
+    some = [row for row in own if row not in whole["stock"] and row not in whole["fused"]]
+    groups += [
+        measured_group(f"shipped kernels, {path}, one H200", rows, "k3sim validate --own")
+        for path, rows in whole.items()
+    ]
+    groups.append(measured_group("one switch on or off, one H200", some, "k3sim validate --own"))
+    linked = [row for row in link_step_rows() if "NVLink" in row.label]
+    groups.append(measured_group("shipped kernels, two H200 over NVLink", linked, "k3sim calibrate --check"))
+    return groups
+
+
+def kernel_groups(found: Validation) -> list[Group]:
+    """Public kernels by GPU, then the shipped ones by operator, cuBLAS and those over the link."""
+    judged = [row for row in found.rows if row.evidence.kind == "kernel" and row.evidence.judged]
+    groups = [
+        published_group(
+            f"public, {gpu}", [row for row in judged if row.evidence.hardware == gpu], f"k3sim validate {gpu}"
+        )
+        for gpu in ("gb200", "gb300", "b200", "b300", "h200")
+    ]
+    groups.append(measured_group("cuBLAS in a chain, H200", cublas_rows(), "k3sim validate --own"))
+    of_operator: dict[str, list[Row]] = {}
+    for row in own_kernel_rows():
+        of_operator.setdefault(row.label.removeprefix("h200: ").split()[0], []).append(row)
+    groups += [
+        measured_group(f"`{operator}` in a chain, H200", rows, "k3sim validate --own")
+        for operator, rows in sorted(of_operator.items())
+    ]
+    groups.append(measured_group("exchanges over NVLink, two H200", link_kernel_rows(), "k3sim calibrate --check"))
+    return groups
+
+
+def whatif_table(found: Validation, own: Sequence[Row]) -> str:
+    """What a change saves: measured, predicted, and the ratio of the two."""
+    lines = [
+        "| Change | Where | Measured | Predicted | Predicted over measured |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    step = {row.evidence.id: row for row in found.rows if row.evidence.kind == "step"}
+    for users in (1, 2, 4, 8, 16):
+        stock, fused = (step[f"gb200-k3opt-{path}-c{users}"] for path in ("stock", "fused"))
+        published = stock.evidence.value / fused.evidence.value
+        predicted = stock.predicted / fused.predicted
+        if stock.evidence.unit.startswith("tok/s"):
+            published, predicted = 1 / published, 1 / predicted
+        who = "1 user" if users == 1 else f"{users} users"
+        lines.append(
+            f"| all four | published, 16 gb200, {who} | {published:.2f} x | {predicted:.2f} x | "
+            f"{predicted / published:.2f} |"
+        )
+    at = {row.label: row for row in own}
+    stock, fused = at["h200: stock, 1 row, 8k"], at["h200: fused, 1 row, 8k"]
+    measured, predicted = stock.measured / fused.measured, stock.predicted / fused.predicted
+    lines.append(f"| all four | one H200, 1 row | {measured:.2f} x | {predicted:.2f} x | {predicted / measured:.2f} |")
+    for switch in SWITCHES:
+        alone, without = (at[f"h200: fused {how}, 1 row, 8k"] for how in (f"with {switch} alone", f"without {switch}"))
+        for how, before, after in (("added to stock", stock, alone), ("removed from all four", fused, without)):
+            was, is_now = (1e3 * (getattr(after, side) - getattr(before, side)) for side in ("measured", "predicted"))
+            ratio = f"{is_now / was:.2f}" if abs(was) >= 1e3 * SMALL * before.measured else "below the noise"
+            lines.append(f"| `{switch}` {how} | one H200, 1 row | {was:+,.0f} us | {is_now:+,.0f} us | {ratio} |")
+    return "\n".join(lines) + "\n"
+
+
+#: A measured difference below this share of the step says nothing about a ratio.
+SMALL = 0.01
+
+
+def rewritten(page: str, found: Validation) -> str:
+    """``page`` with what lies between each pair of markers replaced."""
+    own = own_step_rows()
+    tables = {
+        "steps": "\n".join([HEAD.format("Steps"), *(one.line() for one in step_groups(found, own))]) + "\n",
+        "kernels": "\n".join([HEAD.format("Kernels"), *(one.line() for one in kernel_groups(found))]) + "\n",
+        "switches": whatif_table(found, own),
+    }
+    for name, text in tables.items():
+        begin, end = f"<!-- {name}: written by tools/accuracy_tables.py -->\n", f"<!-- {name}: end -->\n"
+        assert page.count(begin) == page.count(end) == 1, f"accuracy.md has lost its markers of {name!r}"
+        before, _, rest = page.partition(begin)
+        _, _, after = rest.partition(end)
+        page = f"{before}{begin}{text}{end}{after}"
+    return page
