@@ -195,7 +195,7 @@ def script(name: str) -> Any:
         sys.path.remove(str(ROOT / "tools"))
 
 
-def test_the_picture_is_small_enough_for_a_front_page() -> None:
+def test_the_picture_is_small_enough() -> None:
     picture = (ROOT / "docs" / "picture.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) < 300_000
