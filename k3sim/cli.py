@@ -218,8 +218,10 @@ def decode(
     """Run one rank of the model on this GPU, its peers looped back, and measure a decode step."""
     from importlib.util import find_spec
 
-    from k3sim.calibrate.decode.decode import DecodeOptions, lines_of, write
-    from k3sim.calibrate.decode.decode import decode as measure
+    from k3sim.calibrate.decode.lines import lines_of
+    from k3sim.calibrate.decode.measure import decode as measure
+    from k3sim.calibrate.decode.measured import write
+    from k3sim.calibrate.decode.options import DecodeOptions
     from k3sim.report import dump_json
 
     options = DecodeOptions(

@@ -12,7 +12,7 @@ from rich.table import Table
 from k3sim.calibrate.compare.claims import JudgedClaim
 from k3sim.calibrate.compare.own_steps import StageRow
 from k3sim.calibrate.compare.validate import Row, Validation, groups, summary
-from k3sim.calibrate.decode.decode import part_lines
+from k3sim.calibrate.decode.lines import part_lines
 from k3sim.comparison import Comparison
 from k3sim.kernels.harness.check import Checked
 from k3sim.measured_report import MeasuredReport

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from k3sim.calibrate.decode.decode import DecodeOptions, Launch, Measured, case_of, lines_of, timeline_from
+from k3sim.calibrate.decode.launches import Launch, timeline_from
+from k3sim.calibrate.decode.lines import lines_of
+from k3sim.calibrate.decode.measured import Measured
+from k3sim.calibrate.decode.options import DecodeOptions, case_of
 from k3sim.cli import main
 from k3sim.report import dump_json
 
@@ -73,7 +76,7 @@ def test_a_decode_leaves_file_page_and_trace(
     work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = measured()
-    monkeypatch.setattr("k3sim.calibrate.decode.decode.decode", lambda options: step)
+    monkeypatch.setattr("k3sim.calibrate.decode.measure.decode", lambda options: step)
     assert run("decode", "--layers", "2", "--out", "out") == 0
     text = capsys.readouterr().out
     names = {"measured.json", "measured.html", "measured.pftrace"}

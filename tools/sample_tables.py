@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.compare.own_links import link_samples
-from k3sim.calibrate.decode.decode import DecodeOptions, case_of, table_cases
+from k3sim.calibrate.decode.options import DecodeOptions, case_of
+from k3sim.calibrate.decode.tables import table_cases
 from k3sim.calibrate.samples import Sample
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.program import build_program

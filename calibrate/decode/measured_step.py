@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from k3sim.calibrate.decode.decode import DecodeOptions, case_of
+from k3sim.calibrate.decode.options import DecodeOptions, case_of
 from k3sim.errors import UserError
 from k3sim.model.paths import SWITCHES
 from k3sim.model.program import Program

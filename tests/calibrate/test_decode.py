@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
-from k3sim.calibrate.decode.decode import (
-    DecodeOptions,
-    Launch,
-    ProfileError,
-    assign,
-    by_stage,
-    case_of,
-    idle_us,
-    kernels_of,
-    launches_by_call,
-    main,
-    moved_bytes,
-    table_cases,
-    timeline_from,
-)
+from k3sim.calibrate.decode.commandline import main
+from k3sim.calibrate.decode.launches import Launch, ProfileError, assign, kernels_of, launches_by_call, timeline_from
+from k3sim.calibrate.decode.measured import by_stage, idle_us, moved_bytes
+from k3sim.calibrate.decode.options import DecodeOptions, case_of
+from k3sim.calibrate.decode.tables import table_cases
 from k3sim.errors import UserError
 from k3sim.sim.timeline.file import stage_rows, timeline_of
 from k3sim.sim.timeline.timeline import PS_PER_US
@@ -159,3 +151,15 @@ def test_no_gpu_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> 
         pytest.skip("there is one")
     assert main(["--path", "stock"]) == 2
     assert capsys.readouterr().err.startswith("k3sim: no CUDA GPU is visible")
+
+
+def test_measuring_needs_no_package_of_the_simulator() -> None:
+    refuse = (
+        "import sys\n"
+        "for name in ('simpy', 'plotly', 'perfetto', 'pydantic', 'typer', 'rich', 'pandas', 'scipy'):\n"
+        "    sys.modules[name] = None\n"
+        "import k3sim.calibrate.decode.commandline, k3sim.calibrate.decode.tables, k3sim.calibrate.probes.links\n"
+        "import k3sim.kernels.multi_gpu"
+    )
+    done = subprocess.run([sys.executable, "-c", refuse], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -197,7 +197,8 @@ def test_gpus_that_stand_for_more_ranks_send_fewer_bytes_over_the_link() -> None
 
 
 def test_processes_that_do_not_divide_the_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from k3sim.calibrate.decode.decode import DecodeOptions, case_of, exchanging_gpus, standing_lines
+    from k3sim.calibrate.decode.lines import standing_lines
+    from k3sim.calibrate.decode.options import DecodeOptions, case_of, exchanging_gpus
 
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(UserError, match="processes: got 3, accepted with tp=8: 1, 2, 4, 8"):
@@ -223,6 +224,6 @@ def test_a_command_of_its_own_runs_once_a_gpu(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(
         processes, "run_processes", lambda *given, timeout_s: seen.append((given, timeout_s)) or 0
     )
-    words = ["--gpus", "2", "--timeout-s", "9", "k3sim.calibrate.decode.decode", "--tp", "8", "--table", "steps.json"]
+    words = ["--gpus", "2", "--timeout-s", "9", "k3sim.calibrate.decode", "--tp", "8", "--table", "steps.json"]
     assert processes.main(words) == 0
-    assert seen == [(("k3sim.calibrate.decode.decode", ["--tp", "8", "--table", "steps.json"], 2), 9.0)]
+    assert seen == [(("k3sim.calibrate.decode", ["--tp", "8", "--table", "steps.json"], 2), 9.0)]

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from k3sim.calibrate.decode import decode
-from k3sim.calibrate.decode.decode import DecodeOptions, timestamp_lines
+from k3sim.calibrate.decode import commandline
+from k3sim.calibrate.decode.lines import timestamp_lines
+from k3sim.calibrate.decode.options import DecodeOptions
 from k3sim.errors import UserError
 from k3sim.kernels.device import timestamps
 from k3sim.kernels.device.timestamps import Stamp, StampBuffer, StampedLaunch, launches_of
@@ -85,7 +86,7 @@ def test_stamps_are_asked_for_before_anything_is_compiled(monkeypatch: pytest.Mo
 
 
 def test_a_table_takes_no_stamps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert decode.main(["--timestamps", "--table", str(tmp_path / "steps.json")]) == 2
+    assert commandline.main(["--timestamps", "--table", str(tmp_path / "steps.json")]) == 2
     assert capsys.readouterr().err.startswith("k3sim: --timestamps makes steps longer")
     assert list(tmp_path.iterdir()) == []
 
@@ -97,7 +98,7 @@ def test_the_command_repeats_the_switch() -> None:
 
 
 def test_a_family_that_there_is_not_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert decode.main(["--timestamps-of", "gemv"]) == 2
+    assert commandline.main(["--timestamps-of", "gemv"]) == 2
     assert capsys.readouterr().err == f"k3sim: timestamps: got 'gemv', accepted: {', '.join(timestamps.FAMILIES)}\n"
 
 

@@ -12,7 +12,8 @@ import pytest
 from test_html_report import open_in_browser
 from test_perfetto_trace import read_slices
 
-from k3sim.calibrate.decode.decode import DecodeOptions, case_of, idle_us, moved_bytes
+from k3sim.calibrate.decode.measured import idle_us, moved_bytes
+from k3sim.calibrate.decode.options import DecodeOptions, case_of
 from k3sim.measured_report import read_measured
 from k3sim.sim.timeline.critical_path import Part, Segment, critical_path, waits_ps
 from k3sim.sim.timeline.measured import CallFacts, divide, facts_of
