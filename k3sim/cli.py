@@ -526,8 +526,9 @@ def calibrate(
 def _calibrate_from_tables(tables: Sequence[str], machine: str, machine_out: str | None, json_output: bool) -> None:
     from pathlib import Path
 
-    from k3sim.calibrate.fit.fit import profile_text, require_scipy
+    from k3sim.calibrate.fit.fit import require_scipy
     from k3sim.calibrate.fit.kernel_tables import fit_tables, profile_of, read_tables
+    from k3sim.calibrate.fit.profile_text import profile_text
     from k3sim.report import SCHEMA_VERSION, dump_json
     from k3sim.sim.export.whole_file import write_whole_file
     from k3sim.sim.profile import load_machine, machine_names, machine_of

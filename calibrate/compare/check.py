@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.compare import own_kernels, own_links, own_steps
-from k3sim.calibrate.fit.fit import READINGS, Case, Reader, Reading, Undetermined, cases_of
 from k3sim.calibrate.fit.link_fit import LINK_READINGS
+from k3sim.calibrate.fit.readings import READINGS
+from k3sim.calibrate.fit.statements import Case, Reader, Reading, Undetermined, cases_of
 from k3sim.calibrate.samples import SampleFile, read_samples
 from k3sim.errors import UserError
 from k3sim.sim.intervals import draw_machines, interval_around

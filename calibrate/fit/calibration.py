@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.compare.check import STORED, Checked, summary
-from k3sim.calibrate.fit.fit import Calibration, base_of, fit, labels_read, profile_text, require_scipy
+from k3sim.calibrate.fit.fit import fit, labels_read, require_scipy
 from k3sim.calibrate.fit.kernel_fit import fit_stored
+from k3sim.calibrate.fit.profile_text import Calibration, base_of, profile_text
 from k3sim.calibrate.probes.recorder import checksum
 from k3sim.calibrate.samples import read_samples
 from k3sim.errors import UserError

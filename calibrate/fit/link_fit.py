@@ -1,4 +1,4 @@
-"""NVLink's values of a machine from samples of ``link_probes.py``: ``python -m k3sim.calibrate.fit.link_fit FILE.json``.
+"""NVLink's values of a machine from samples of links: ``python -m k3sim.calibrate.fit.link_fit FILE.json``.
 
 The same machinery as ``fit.py``: centre cases give a value, cases around it widen its interval, a bootstrap gives the
 noise, and what the samples do not determine is said and left as it was. Only primitives enter; the all-reduces and
@@ -19,16 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.fit.fit import (
-    Calibration,
-    Fitting,
-    Reader,
-    Reading,
-    Statement,
-    Undetermined,
-    base_of,
-    profile_text,
-)
+from k3sim.calibrate.fit.fit import Fitting
+from k3sim.calibrate.fit.profile_text import Calibration, base_of, profile_text
+from k3sim.calibrate.fit.statements import Reader, Reading, Statement, Undetermined
 from k3sim.calibrate.samples import SampleFile, read_samples
 from k3sim.errors import UserError
 from k3sim.sim.export.whole_file import write_whole_file

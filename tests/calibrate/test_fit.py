@@ -16,18 +16,13 @@ import pytest
 pytest.importorskip("scipy")
 
 from k3sim.calibrate.compare.own_kernels import Link, bf16, chain_us
-from k3sim.calibrate.fit.fit import (
-    READINGS,
-    Calibration,
-    Fitted,
-    Reader,
-    base_of,
-    fit,
-    kept_share,
-    outward,
-    profile_text,
-)
+from k3sim.calibrate.fit.fit import fit
+from k3sim.calibrate.fit.fitted import Fitted, outward
 from k3sim.calibrate.fit.kernel_fit import Shape, fit_kernels
+from k3sim.calibrate.fit.l2_capacity import kept_share
+from k3sim.calibrate.fit.profile_text import Calibration, base_of, profile_text
+from k3sim.calibrate.fit.readings import READINGS
+from k3sim.calibrate.fit.statements import Reader
 from k3sim.calibrate.probes import recorder
 from k3sim.calibrate.samples import read_samples
 from k3sim.errors import UserError

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from k3sim.calibrate.fit import link_fit
-from k3sim.calibrate.fit.fit import Calibration
 from k3sim.calibrate.fit.link_fit import LINK_READINGS, fit_links, link_profile
+from k3sim.calibrate.fit.profile_text import Calibration
 from k3sim.calibrate.probes import links as link_probes
 from k3sim.calibrate.probes.recorder import checksum
 from k3sim.calibrate.samples import read_samples

@@ -15,8 +15,8 @@ import pytest
 from k3sim.calibrate.compare import own_links, own_steps
 from k3sim.calibrate.compare.check import check
 from k3sim.calibrate.compare.own_kernels import HIDDEN
-from k3sim.calibrate.fit.fit import profile_text
 from k3sim.calibrate.fit.link_fit import LINK_READINGS, SOURCE, fit_links, link_profile
+from k3sim.calibrate.fit.profile_text import profile_text
 from k3sim.sim.profile import load_machine, profile_path
 
 FIELDS = {one.field for one in LINK_READINGS}
