@@ -1,8 +1,8 @@
 """Optimisation ladders: public builds that grew step by step, predicted step by step.
 
-A public step is finer than a switch: it turns on parts of switches (``model/switches.py``). A step is judged on direction
-and size; where the change has no part, or the source names only its class, it is listed as having no switch. Steps that
-complete each other are judged together (``also``).
+A public step is finer than a switch: it turns on parts of switches (``model/switches.py``). A step is judged on
+direction and size; where the change has no part, or the source names only its class, it is listed as having no switch.
+Steps that complete each other are judged together (``also``).
 """
 
 from __future__ import annotations

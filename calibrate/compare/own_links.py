@@ -1,6 +1,6 @@
 """Predictions beside what was measured between GPUs of one host over NVLink: exchanges, and decode steps.
 
-``data/h200-links.json`` holds the samples of ``link_probes.py``: its primitives give the NVLink values of the h200
+``data/h200-links.json`` holds the samples of ``probes/links.py``: its primitives give the NVLink values of the h200
 profile (``link_fit.py``), its times of kernels are shown beside predictions. ``data/h200-link-steps.json`` holds steps
 of one TP8 rank group that two GPUs stand for, and the same looped back on one of them. No time of a kernel or of a
 step in either enters a value.

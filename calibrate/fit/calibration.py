@@ -27,7 +27,7 @@ SCHEMA_VERSION = 1
 
 
 def measure(out: Path | None, *, quick: bool = False, on_case: Callable[[str], None] = lambda _: None) -> Path:
-    """Run the probes on this GPU; returns the file of samples, which a run that was stopped goes on with.
+    """Run the probes on this GPU; returns the file of samples, which a run that was stopped resumes.
 
     ``out``: by default ``<gpu>-primitives.json`` in the current folder. ``quick``: a tenth of the replays, to see that
     all probes run. Raises UserError where no GPU or toolkit is, or the file is of another GPU or program.

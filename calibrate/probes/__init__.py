@@ -6,7 +6,7 @@ checkout on a machine on which nothing else is installed. One module a family of
 the difference of their medians is the noise floor. Inside a block times are ``clock64`` of its SM; across SMs they are
 ``%globaltimer``, since the clocks of different GPCs drift.
 
-The file is written anew after each case, with a checksum, and a run goes on from what it holds. ``samples.py`` reads
+The file is written anew after each case, with a checksum, and a run resumes with what it lacks. ``samples.py`` reads
 it and ``fit.py`` says which machine value each case gives.
 
 The card is measured as it is found: no clock, power or mode setting is touched.

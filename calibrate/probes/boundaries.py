@@ -150,8 +150,8 @@ def joins(gpu: Gpu, recorder: Recorder) -> None:
     """The edge behind a join of two streams, by the grid and by which of the two branches ends last.
 
     Isolates: kernels that read 4 KB a block, spin and write; ``join`` is from the later end of both branches to the
-    first instruction behind them. Could mislead: as ``boundaries``, timestamps of two SMs are compared on a timer of 32 ns;
-    both branches begin together, and no branch streams; an edge into a kernel of two predecessors is a full one, so
+    first instruction behind them. Could mislead: as ``boundaries``, timestamps of two SMs are compared on a timer of 32
+    ns; both branches begin together, and no branch streams; an edge into a kernel of two predecessors is a full one, so
     nothing here starts early.
     """
     sms = gpu.num_sms

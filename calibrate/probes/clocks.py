@@ -56,8 +56,8 @@ class Clocks:
 def clock_report(gpu: Gpu, recorder: Recorder) -> None:
     """SM clock against %globaltimer, on every SM.
 
-    Isolates: two pairs of timestamps far apart, nothing between. Could mislead: an idle card has not raised its clock (the
-    first launches are thrown away), and a loaded one may lower it, which shows in each case's ``sm_clock_hz``.
+    Isolates: two pairs of timestamps far apart, nothing between. Could mislead: an idle card has not raised its clock
+    (the first launches are thrown away), and a loaded one may lower it, which shows in each case's ``sm_clock_hz``.
     """
     def sampler() -> dict[str, tuple[str, Any]]:
         found = [Clocks(gpu) for _ in range(5)]

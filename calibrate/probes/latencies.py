@@ -102,10 +102,10 @@ def latencies(gpu: Gpu, recorder: Recorder) -> None:
     """Pointer chases of one thread in L2 and in HBM.
 
     Isolates: each load's address comes from the load before, so nothing overlaps; a mean over the chain holds no clock
-    reading, single loads (timestamped, about 20 cycles more) give the two groups of near and far lines. Could mislead: a
-    mean over near and far is neither; lines that others wrote are read more slowly the first time; regions above a few
-    hundred MiB add page-table walks; one thread's load ends with its own line, where a block waits for the slowest of
-    its lines.
+    reading, single loads (timestamped, about 20 cycles more) give the two groups of near and far lines. Could mislead:
+    a mean over near and far is neither; lines that others wrote are read more slowly the first time; regions above a
+    few hundred MiB add page-table walks; one thread's load ends with its own line, where a block waits for the slowest
+    of its lines.
     """
     import numpy
 

@@ -1,4 +1,4 @@
-"""Cases of probes as they are kept: a file that is written anew after each case, and that a later run goes on from."""
+"""Cases of probes as they are kept: a file that is written anew after each case, and that a later run resumes from."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ def cases_of(path: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
         cases: list[dict[str, Any]] = document["cases"]
         whole = document["checksum"] == checksum(document)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CannotResume(f"cannot go on from {path}: it is no file of probes; accepted is one, or none") from error
+        raise CannotResume(f"cannot resume from {path}: it is no file of probes; accepted is one, or none") from error
     if not whole:
-        raise CannotResume(f"cannot go on from {path}: its content does not match its checksum")
+        raise CannotResume(f"cannot resume from {path}: its content does not match its checksum")
     for name, value in was.items():
         if value != head[name]:
-            raise CannotResume(f"cannot go on from {path}: its {name} is {value!r}, this run's is {head[name]!r}")
+            raise CannotResume(f"cannot resume from {path}: its {name} is {value!r}, this run's is {head[name]!r}")
     return cases
 
 

@@ -204,7 +204,13 @@ def three_blocks(gpu: Gpu, recorder: Recorder) -> None:
                 (("first_full", FIRST_SPIN), ("second_full", SECOND_SPIN), ("third_full", AFTER_WAIT))
             ):
                 gpu.launch(
-                    name, sms, 256, (timestamps[number], spin, 0, 0), smem=kib[number] << 10, pdl=number > 0, carve_out=100
+                    name,
+                    sms,
+                    256,
+                    (timestamps[number], spin, 0, 0),
+                    smem=kib[number] << 10,
+                    pdl=number > 0,
+                    carve_out=100,
                 )
 
         graph = gpu.graph(body)

@@ -128,9 +128,9 @@ TINY_STAGES = (
 def tiny_kernels(gpu: Gpu, recorder: Recorder) -> None:
     """What a tiny kernel costs after a stream of cold weights, against the same kernel alone in a loop.
 
-    Isolates: timestamps divide it into parameters, first code, two dependent loads, reduction and stores; stages add up to
-    the whole. Could mislead: a stage ends with one warp's timestamp, and the slowest warp's time falls into the next one; a
-    timestamp orders instructions that would overlap; the streaming kernel beside it ends unevenly over the SMs.
+    Isolates: timestamps divide it into parameters, first code, two dependent loads, reduction and stores; stages add up
+    to the whole. Could mislead: a stage ends with one warp's timestamp, and the slowest warp's time falls into the next
+    one; a timestamp orders instructions that would overlap; the streaming kernel beside it ends unevenly over the SMs.
 
     A pattern is one round of the graph: G streams weights on all SMs, t is tiny. Every kernel depends on the one
     before it.

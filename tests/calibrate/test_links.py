@@ -27,7 +27,7 @@ NUM_SMS = 132
 
 
 def planted(noise: float = 0.002, seed: int = 0) -> dict[str, Any]:
-    """A file as ``link_probes.py`` writes it, of a machine with the values above."""
+    """A file as ``probes/links.py`` writes it, of a machine with the values above."""
     draw = random.Random(seed)
     cases: list[dict[str, Any]] = []
 
