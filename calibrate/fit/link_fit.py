@@ -145,8 +145,10 @@ def is_of_links(file: SampleFile) -> bool:
 
 
 def fit_links(file: SampleFile, base: Machine, seed: int = 0) -> Calibration:
-    """All values of NVLink that the samples determine. Raises UserError where the file is not of
-    ``probes/links.py``."""
+    """All values of NVLink that the samples determine.
+
+    Raises UserError where the file is not of ``probes/links.py``.
+    """
     if file.kind != "primitives" or not is_of_links(file):
         raise UserError(f"samples {file.path} are not of links; accepted are those of {SOURCE.split()[1]}")
     under_way = Fitting(file, base, seed)
