@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -89,10 +88,10 @@ def test_each_process_knows_its_place(tmp_path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_process_that_does_not_come_back_is_stopped(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    module = child(tmp_path, monkeypatch, "import time\ntime.sleep(60)\n")
-    started = time.monotonic()
-    assert processes.run_processes(module, [], 2, timeout_s=1.0) == processes.TIMED_OUT
-    assert time.monotonic() - started < 20
+    wakes = "import pathlib, sys, time\ntime.sleep(60)\npathlib.Path(sys.argv[1], 'woke').touch()\n"
+    module = child(tmp_path, monkeypatch, wakes)
+    assert processes.run_processes(module, [str(tmp_path)], 2, timeout_s=1.0) == processes.TIMED_OUT
+    assert not (tmp_path / "woke").exists()
 
 
 def test_a_process_that_fails_ends_the_others(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]

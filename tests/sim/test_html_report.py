@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -201,16 +200,13 @@ def test_numbers_of_the_machine_are_not_rounded_away(tmp_path: Path) -> None:
     assert ">0.87<" in page
 
 
-def test_a_whole_step_is_written_quickly_and_stays_small(tmp_path: Path) -> None:
+def test_the_page_of_a_whole_step_stays_small(tmp_path: Path) -> None:
     timelines = synthetic_timelines(num_layers=93)
     report = synthetic_report(timelines)
     path = tmp_path / "report.html"
 
-    started = time.perf_counter()
     write_html_report(report, timelines, path)
 
-    # 0.2 s on two cores; the bound leaves room for a machine that is busy with other tests.
-    assert time.perf_counter() - started < 1.5
     assert path.stat().st_size < 8e6
 
 
