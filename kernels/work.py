@@ -50,6 +50,25 @@ class ActivationForm(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MachineCode:
+    """What a kernel's machine code is, as far as it takes time: a launch whose code is no longer in the instruction
+    caches of its SMs fetches it as it runs.
+
+    Counts are of the entry functions for sm_90a, TP16, one row (``k3sim kernels build --arch sm_90a``); the tests hold
+    ``num_bytes`` to within a third of what is built. ``serial_instructions``: of 16 bytes, that one warp runs straight
+    through after the dependency wait, counted in SASS from one barrier of the block or cluster to the next, along the
+    warp that ends last. What other counts price is not in it: loops, the products, what each slot of an exchange takes
+    (its visibility). Where it grows with rows, the cost counts it (``Work.serial_instructions``).
+    ``icache_miss_instructions``: straight code whose pace while the cache holds it is part of another count, so that
+    only the misses are added.
+    """
+
+    num_bytes: int = 0
+    serial_instructions: int = 0
+    icache_miss_instructions: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Read:
     """Bytes that come from HBM unless L2 holds ``region``; ``early`` when the address needs no predecessor."""
 
@@ -105,7 +124,7 @@ class Work:
     register_loads: bool = False  # weights to registers by loads: what follows is asked for behind them
     triggers_after_loads: bool = False  # lets the next launch in when it has asked for them
     co_resident: bool = False  # blocks start together, or wait for one another: none is done before all have started
-    serial_instructions: int = 0  # of a warp behind its wait, where it grows with rows; 0: machine_code_counts.py
+    serial_instructions: int = 0  # of a warp behind its wait, where it grows with rows; 0: those of its ``MachineCode``
     deep_prefetch: bool = False  # all bytes in flight are asked for at once, and others' trips to L2 wait behind them
     sent_bytes_per_peer: int = 0  # payload each peer receives
     polled_slots: int = 0  # that each poller waits for one after the other, 0: those of all ranks

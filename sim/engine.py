@@ -15,8 +15,8 @@ from typing import Any
 
 import simpy
 
+from k3sim.kernels import costs
 from k3sim.kernels.costs import work_of
-from k3sim.kernels.machine_code_counts import CODE_BYTES, ICACHE_MISS_INSTRUCTIONS, SERIAL_INSTRUCTIONS
 from k3sim.kernels.work import ActivationForm, Barrier, Pass, Read, ReadKind, Unit, Work
 from k3sim.model.program import Call, Program
 from k3sim.sim.components.fabric import Exchange, Fabric
@@ -134,8 +134,8 @@ class _Engine:
         self.works = [None if call.launch == "host" else work_of(call.operator, call.weights, call.shape)
                       for call in program.calls]
         # Nothing is known of the code of public kernels.
-        sizes = CODE_BYTES if program.path.kernel_set == "own" else {}
-        self.code_bytes = [sizes.get(call.operator, 0) for call in program.calls]
+        own = program.path.kernel_set == "own"
+        self.code_bytes = [costs.code_of(call.operator).num_bytes if own else 0 for call in program.calls]
         self.states: dict[tuple[int, int], _State] = {}
         self._maxima: dict[int, float] = {}
         num_calls = len(program.calls)
@@ -801,14 +801,15 @@ class _Engine:
         machine = self.machine
         if not self.code_bytes[call.index]:
             return 0.0
-        if fetched := ICACHE_MISS_INSTRUCTIONS.get(call.operator, 0):
+        code = costs.code_of(call.operator)
+        if fetched := code.icache_miss_instructions:
             # A drawn machine may have the one slower than the other.
             more_s = max(0.0, machine.cold_instruction_s - machine.instruction_s)
             return 1e12 * fetched * more_s if fetches else 0.0
         warps = warps_of(work) * -(-num_blocks // self.num_sms)
         issue_s = warps / SCHEDULERS / machine.sm_clock_hz
         each_s = max(issue_s, machine.cold_instruction_s if fetches else machine.instruction_s)
-        return 1e12 * each_s * (work.serial_instructions or SERIAL_INSTRUCTIONS.get(call.operator, 0))
+        return 1e12 * each_s * (work.serial_instructions or code.serial_instructions)
 
     def flops_ps(self, one: Pass, sms: int) -> float:
         machine = self.machine

@@ -17,13 +17,18 @@ GPU_PACKAGES = ("torch", "cutlass", "cuda", "triton")
 ALLOWED = {
     "model": ("k3sim.model",),
     # The configuration of a GEMV is plain data, and so are the tilings that its cost counts.
-    "cost": ("k3sim.model", "k3sim.kernels.work", "k3sim.kernels.skinny_gemv.configuration", "cost functions"),
+    "cost": (
+        "k3sim.model",
+        "k3sim.kernels.work",
+        "k3sim.kernels.folders",
+        "k3sim.kernels.skinny_gemv.configuration",
+        "cost functions",
+    ),
     "kernels": ("k3sim.model", "k3sim.kernels"),
     "sim": (
         "k3sim.model",
         "k3sim.kernels.work",
         "k3sim.kernels.costs",
-        "k3sim.kernels.machine_code_counts",
         "k3sim.sim",
     ),
     "calibrate": ("k3sim.model", "k3sim.kernels", "k3sim.sim", "k3sim.calibrate"),
@@ -34,8 +39,8 @@ ALLOWED = {
 def part_of(path: Path) -> str:
     """The row of the table that a file falls under."""
     parts = path.relative_to(ROOT).parts
-    plain = (("work.py",), ("costs.py",), ("machine_code_counts.py",))
-    if parts[0] == "kernels" and (path.name == "cost.py" or parts[1:] in plain):
+    plain = (("work.py",), ("costs.py",), ("folders.py",))
+    if parts[0] == "kernels" and (path.name in ("cost.py", "public.py") or parts[1:] in plain):
         return "cost"
     return parts[0]
 
@@ -52,7 +57,7 @@ def within(name: str, package: str) -> bool:
 
 
 def is_cost_function(name: str) -> bool:
-    return within(name, "k3sim.kernels") and "cost" in name.split(".")[3:4]
+    return within(name, "k3sim.kernels") and name.split(".")[3:4] in (["cost"], ["public"])
 
 
 def allows(part: str, name: str) -> bool:

@@ -32,7 +32,7 @@ from k3sim.calibrate import located_json
 from k3sim.calibrate.compare.commands import asked
 from k3sim.calibrate.located_json import Located
 from k3sim.errors import UserError
-from k3sim.kernels.costs import COSTS
+from k3sim.kernels.costs import all_costs
 from k3sim.sim.profile import machine_names
 
 FOLDER = Path(__file__).parent
@@ -228,7 +228,7 @@ def _loop(document: Located, at: Keys) -> dict[str, Any]:
     for index in range(len(fields["calls"])):
         here = (*at, "calls", index)
         call = keys_of(document, here, ("operator", "weights", "shape"))
-        choice(document, (*here, "operator"), sorted(COSTS))
+        choice(document, (*here, "operator"), all_costs())
         if not isinstance(call["weights"], list):
             document.refuse((*here, "weights"), "weights is not a list; accepted: a list of [outputs, depth, bytes]")
         for number_of, weight in enumerate(call["weights"]):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from k3sim.kernels.attn_res.cost import consume, single_block, snapshot_sums
+from k3sim.kernels.attn_res.public import consume, single_block, snapshot_sums
 from k3sim.kernels.harness.bench import num_copies
 from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, generator_on, normal, rows_in_words, within
 

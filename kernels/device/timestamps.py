@@ -23,9 +23,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from k3sim.errors import UserError
+from k3sim.kernels.folders import operators_with, part_of
 
 if TYPE_CHECKING:
     import torch
@@ -34,12 +36,6 @@ if TYPE_CHECKING:
 CAPACITY = 1 << 18  # records; a fused step of 93 layers makes some 110,000
 HEAD_BYTES = 64  # the count, then nothing, so that records stay aligned
 RECORD_WORDS = 10  # of 4 bytes: kind, block, SM, unused; three times of two words
-
-#: Kernels that record, by the folder that they lie in.
-FAMILIES = (
-    "attn_res", "expert_gemv", "kda_decode", "latent_tail", "mla_decode", "mla_prep", "proj_allreduce", "router_topk",
-    "skinny_gemv",
-)  # fmt: skip
 
 _address = 0
 _families: frozenset[str] = frozenset()
@@ -147,18 +143,27 @@ def collect(device: torch.device | str = "cuda", families: Sequence[str] = ()) -
     from k3sim.kernels.toolchain.compile_cache import any_compiled
 
     if any_compiled():
-        raise UserError("timestamps: kernels of this process are compiled without them; ask for timestamps before any runs")
+        raise UserError(
+            "timestamps: kernels of this process are compiled without them; ask for timestamps before any runs"
+        )
     _families = frozenset(checked(families))
     memory = torch.zeros(HEAD_BYTES + 4 * RECORD_WORDS * CAPACITY, dtype=torch.uint8, device=device)
     _address = memory.data_ptr()
     return StampBuffer(memory)
 
 
+@cache
+def recording_families() -> tuple[str, ...]:
+    """Kernels that record, by the folder that they lie in: those whose ``builds.py`` says so."""
+    found = ((operator, part_of(operator, "builds")) for operator in operators_with("builds"))
+    return tuple(operator for operator, builds in found if getattr(builds, "RECORDS_TIMESTAMPS", False))
+
+
 def checked(families: Sequence[str]) -> Sequence[str]:
     """``families``. Raises UserError for one that there is not."""
     for one in families:
-        if one not in FAMILIES:
-            raise UserError(f"timestamps: got {one!r}, accepted: {', '.join(FAMILIES)}")
+        if one not in recording_families():
+            raise UserError(f"timestamps: got {one!r}, accepted: {', '.join(recording_families())}")
     return families
 
 

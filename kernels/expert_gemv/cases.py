@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from k3sim.kernels.expert_gemv.cost import BITS_PER_WEIGHT, block, down, gate_up
+from k3sim.kernels.expert_gemv.cost import BITS_PER_WEIGHT, down, gate_up
+from k3sim.kernels.expert_gemv.public import block
 from k3sim.kernels.harness.bench import num_copies
 from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, generator_on, normal, rows_in_words, within
 from k3sim.kernels.work import Work

@@ -1,103 +1,22 @@
-"""Cost of the selected MXFP4 experts for one or a few rows.
+"""Cost of the selected MXFP4 experts for one or a few rows, as the kernel of this folder computes them.
 
-Weights are the tensor-core operand with 128 outputs a tile, so at one row the number of blocks is
-experts x tiles: 48 at TP16 and 96 at TP8, never the whole chip; that and the serial set-up bound the kernel,
-not its bytes. ``gemm1`` and ``gemm2`` are the two public launches, ``block`` is one persistent launch that also
-selects the experts, with a grid barrier between the two matrices.
+``gate_up`` and ``down`` are the two products as launches of their own, ``persistent`` is both in one; tiles are decoded
+to bf16, row by row, and an expert that two rows chose is read twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from k3sim.kernels.router_topk.cost import selection
-from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
+from k3sim.kernels.work import MachineCode, Pass, Read, Work
 from k3sim.model.program import Weight
 
-TILE_OUTPUTS = 128
 BITS_PER_WEIGHT = 4.25
-TASK_TILE_OUTPUTS = 32
-# Ring of the public grouped launches, from the slope of their public timings over rows (AIConfigurator tables 2026-08,
-# GB300 and GB200): 6.5 TB/s where an expert is whole. A block fills it for one tile at a time, so that the short rows
-# of a sliced second matrix leave it half empty: 4.8 TB/s at 256 of depth.
-PUBLIC_BYTES_IN_FLIGHT = 48 * 1024
-# In series before the first product of a block-scaled MMA: scales of the weights and of the rows, each through shared
-# memory into tensor memory, and the pipeline's fill; a bf16 product has the last alone. From the same tables.
-BLOCK_SCALED_SETUPS = 3
 OWN_DOWN_BLOCKS = 112
 OWN_RING_SLOTS = 4
 OWN_RING_BYTES = OWN_RING_SLOTS * 30_464
 MAX_BLOCKS = 128  # a persistent launch that fits every machine listed; further tiles follow in the same block
-
-
-def _pass(
-    weight: Weight,
-    rows_per_expert: float,
-    num_tiles: int,
-    *,
-    early: bool = False,
-    barrier: Barrier = Barrier.NONE,
-    num_address_loads: int = 1,
-    num_tensor_core_setups: int = BLOCK_SCALED_SETUPS,
-) -> Pass:
-    num_weights = weight.num_bytes * 8 / BITS_PER_WEIGHT
-    num_blocks = min(num_tiles, MAX_BLOCKS)
-    return Pass(
-        num_blocks=num_blocks,
-        num_address_loads=num_address_loads,
-        reads=(Read(region=weight.region, num_bytes=weight.num_bytes, early=early),),
-        # Token tile of 16 on the tensor cores, whatever the rows an expert gets.
-        flops=2.0 * max(16.0, rows_per_expert) * num_weights,
-        unit=Unit.FP4,
-        decoded_weights=int(num_weights),
-        num_tensor_core_setups=num_tensor_core_setups,
-        # A tile ends with the wait for its last MMA (168 to 264 cycles on B200, SemiAnalysis microbenchmarks: as
-        # long as a block reduction) and an epilogue from tensor memory over the block. All but the last run while
-        # the next tile's weights arrive.
-        num_tile_epilogues=-(-num_tiles // num_blocks) - 1,
-        num_block_reductions=2,
-        barrier=barrier,
-        num_barriers=1 if barrier is not Barrier.NONE else 0,
-    )
-
-
-def _num_experts(distinct_milli: int) -> int:
-    return -(-distinct_milli // 1000)
-
-
-def _work(num_blocks: int, passes: tuple[Pass, ...], *, bytes_in_flight: int = 96 * 1024) -> Work:
-    return Work(
-        num_blocks=num_blocks,
-        threads_per_block=256,
-        smem_bytes_per_block=128 * 1024,
-        bytes_in_flight_per_block=bytes_in_flight,
-        max_blocks_per_sm=1,
-        passes=passes,
-    )
-
-
-def gemm1(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, width: int) -> Work:
-    """Gate and up of the selected experts, SiTU and requantisation in the epilogue."""
-    (w13,) = weights
-    experts = _num_experts(distinct_milli)
-    # Expert table, then this tile's rows: two loads in series before the first weight address is known.
-    one = _pass(w13, rows * top_k / experts, experts * -(-2 * width // TILE_OUTPUTS), num_address_loads=2)
-    return _work(one.num_blocks, (one,), bytes_in_flight=_public_in_flight(w13))
-
-
-def gemm2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, latent: int) -> Work:
-    """Down projection of the selected experts into ``top_k`` partial rows of the latent."""
-    (w2,) = weights
-    experts = _num_experts(distinct_milli)
-    one = _pass(w2, rows * top_k / experts, experts * -(-latent // TILE_OUTPUTS), num_address_loads=2)
-    return _work(one.num_blocks, (one,), bytes_in_flight=_public_in_flight(w2))
-
-
-def _public_in_flight(weight: Weight) -> int:
-    """The ring, or one tile of 128 outputs where that is less; two of the smallest always."""
-    tile_bytes = int(TILE_OUTPUTS * weight.depth * BITS_PER_WEIGHT / 8)
-    return min(PUBLIC_BYTES_IN_FLIGHT, max(16 * 1024, tile_bytes))
 
 
 def gate_up(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int) -> Work:
@@ -190,52 +109,9 @@ def persistent_push(
     return replace(work, passes=(*work.passes, addresses), sent_bytes_per_peer=rows * latent * 2)
 
 
-def block(
-    weights: Sequence[Weight],
-    *,
-    rows: int,
-    top_k: int,
-    distinct_milli: int,
-    width: int,
-    experts: int,
-    latent: int,
-    selects: int = 1,
-) -> Work:
-    """Selection (unless ``selects`` is 0), both matrices and the weighted sum in the latent, one launch.
-
-    After the barrier the second matrix fills its pipeline and loads its scales anew, as the public kernel does:
-    3.6 us from barrier to end for 7.8 MB on GB200 (k3opt design plan, 2026-09).
-    """
-    w13, w2 = weights
-    chosen = _num_experts(distinct_milli)
-    rows_per_expert = rows * top_k / chosen
-    passes: tuple[Pass, ...] = (
-        _pass(w13, rows_per_expert, chosen * -(-2 * width // TILE_OUTPUTS), barrier=Barrier.GRID),
-        _pass(w2, rows_per_expert, chosen * -(-latent // TILE_OUTPUTS)),
-    )
-    if selects:
-        passes = (selection(experts=experts, latent=latent, num_quantise_reductions=1), *passes)
-    return _work(MAX_BLOCKS, passes)
-
-
-def task1(
-    weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, width: int, experts: int, latent: int
-) -> Work:
-    """Selection and ``gemm1`` as tasks of a persistent program.
-
-    Every block selects for itself (the result is the same everywhere), tiles of 32 outputs keep every SM busy,
-    and the tensor cores were set up when the program started.
-    """
-    (w13,) = weights
-    chosen = _num_experts(distinct_milli)
-    tiles = chosen * -(-2 * width // TASK_TILE_OUTPUTS)
-    multiply = _pass(w13, rows * top_k / chosen, tiles, num_tensor_core_setups=0)
-    return _work(MAX_BLOCKS, (selection(experts=experts, latent=latent, num_quantise_reductions=1), multiply))
-
-
-def task2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, latent: int) -> Work:
-    """``gemm2`` as tasks: the experts are known since the selection, so weights are read before the rows are."""
-    (w2,) = weights
-    experts = _num_experts(distinct_milli)
-    tiles = experts * -(-latent // TILE_OUTPUTS)
-    return _work(MAX_BLOCKS, (_pass(w2, rows * top_k / experts, tiles, early=True, num_tensor_core_setups=0),))
+CODE: Mapping[str, MachineCode] = {
+    "down": MachineCode(num_bytes=11008, serial_instructions=150),
+    "gate_up": MachineCode(num_bytes=13952, serial_instructions=220),
+    "persistent": MachineCode(num_bytes=25856, serial_instructions=300),
+    "persistent_push": MachineCode(num_bytes=26112, serial_instructions=300),
+}

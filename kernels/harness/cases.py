@@ -7,7 +7,7 @@ A ``Case`` is one shape of one operator. From a device and a seed it makes
   packages, for ``bench``.
 
 What a call moves is its ``Work``, from the operator's ``cost.py``: the floor is stated there and nowhere else. A new
-operator is a module ``<operator>/cases.py`` with a function ``cases()``, and its name in ``OPERATORS``.
+operator is a folder with a module ``cases.py`` and in it a function ``cases()``.
 
     for case in cases_of(["kda_decode"]):
         problem = case.problem("cuda", 0)
@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from k3sim.errors import UserError
+from k3sim.kernels.folders import operators_with
 from k3sim.kernels.work import Work
 
 if TYPE_CHECKING:
@@ -35,10 +36,7 @@ if TYPE_CHECKING:
 
     Judge = Callable[[torch.Tensor, torch.Tensor, str], Verdict]
 
-OPERATORS = (
-    "skinny_gemv", "kda_decode", "attn_res", "expert_gemv", "router_topk", "latent_tail", "mla_decode", "mla_prep",
-    "proj_allreduce", "lm_head", "l2_prefetch", "unfused",
-)  # fmt: skip
+OPERATORS = operators_with("cases")
 
 Call = Callable[[], object]
 

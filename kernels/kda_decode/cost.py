@@ -1,16 +1,14 @@
 """Cost of one KDA decode step: convolution, SiLU, L2 norms, decay gate, delta rule, gated RMSNorm.
 
-``per_head`` is the public fused kernel: one block a head, the low-rank gate projected by a kernel before it.
 ``cluster`` is the kernel of this folder: it projects the gate itself and splits the 128 value columns of a head over
 four blocks, two, or none, by the heads of all rows; the blocks of a head meet once, for the RMSNorm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
-from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Work
+from k3sim.kernels.work import Barrier, MachineCode, Pass, Read, ReadKind, Work
 from k3sim.model.program import Weight
 
 # Heads of all rows up to which a head is split over four and over two blocks (launch.py).
@@ -18,35 +16,11 @@ FOUR_BLOCKS_MAX, TWO_BLOCKS_MAX = 24, 192
 STATE_FLOPS_PER_ELEMENT = 8.0  # decay, k S, rank-one update, q S: four FMAs an element
 
 
-def _state_reads(rows: int, state_bytes: int, conv_state_bytes: int, conv_weight_bytes: int) -> tuple[Read, ...]:
-    # Slot indices are known when the step starts, so the state may be fetched before the projection is done.
+def state_reads(rows: int, state_bytes: int, conv_state_bytes: int, conv_weight_bytes: int) -> tuple[Read, ...]:
+    """States and taps. Slot indices are known when the step starts: fetched before the projection is done."""
     return (
         Read(region="", num_bytes=rows * (state_bytes + conv_state_bytes), kind=ReadKind.KV_STATE, early=True),
         Read(region="", num_bytes=conv_weight_bytes, early=True),
-    )
-
-
-def per_head(
-    weights: Sequence[Weight], *, rows: int, heads: int, state_bytes: int, conv_state_bytes: int, conv_weight_bytes: int
-) -> Work:
-    """One block a head and row; state ``[heads, 128, 128]`` fp32 streamed in four chunks of 32 rows."""
-    return Work(
-        num_blocks=rows * heads,
-        threads_per_block=256,
-        smem_bytes_per_block=36 * 1024,
-        bytes_in_flight_per_block=32 * 1024,
-        max_blocks_per_sm=4,
-        passes=(
-            Pass(
-                num_dependent_loads=2,  # projections and gate logits, then the output gate
-                reads=_state_reads(rows, state_bytes, conv_state_bytes, conv_weight_bytes),
-                written_bytes=rows * (state_bytes + conv_state_bytes),
-                flops=STATE_FLOPS_PER_ELEMENT * rows * state_bytes / 4,
-                # L2 norms of q and k together; one meeting a chunk of the state; the RMSNorm. The sums over a
-                # state row stay within a warp.
-                num_block_reductions=1 + 4 + 1,
-            ),
-        ),
     )
 
 
@@ -73,7 +47,7 @@ def cluster(
             Pass(
                 num_dependent_loads=1,
                 reads=(
-                    *_state_reads(rows, state_bytes, conv_state_bytes, conv_weight_bytes),
+                    *state_reads(rows, state_bytes, conv_state_bytes, conv_weight_bytes),
                     *(Read(region=one.region, num_bytes=one.num_bytes, early=True) for one in weights),
                 ),
                 # Written after the update, but the two streams overlap block by block when there are many rows.
@@ -90,19 +64,6 @@ def cluster(
     )
 
 
-def public_cluster(
-    weights: Sequence[Weight], *, rows: int, heads: int, state_bytes: int, conv_state_bytes: int, conv_weight_bytes: int
-) -> Work:
-    """``cluster`` of an engine whose code is not known: its instructions are in a trip and a sum for each meeting."""
-    work = cluster(
-        weights,
-        rows=rows,
-        heads=heads,
-        state_bytes=state_bytes,
-        conv_state_bytes=conv_state_bytes,
-        conv_weight_bytes=conv_weight_bytes,
-    )
-    prepare, update = work.passes
-    return replace(
-        work, passes=(replace(prepare, num_block_reductions=1), replace(update, num_dependent_loads=1))
-    )
+CODE: Mapping[str, MachineCode] = {
+    "cluster": MachineCode(num_bytes=11392, serial_instructions=440),
+}

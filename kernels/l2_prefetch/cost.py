@@ -6,9 +6,9 @@ L2 would evict what was fetched first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from k3sim.kernels.work import Pass, Read, Work
+from k3sim.kernels.work import MachineCode, Pass, Read, Work
 from k3sim.model.program import Weight
 
 ISSUING_BLOCKS = 40  # at 48 and more issuers requests are dropped silently (k3opt design plan, GB200)
@@ -33,3 +33,8 @@ def bulk(weights: Sequence[Weight], *, budget_bytes: int) -> Work:
         passes=(Pass(reads=tuple(reads)),),
         prefetches=True,
     )
+
+
+CODE: Mapping[str, MachineCode] = {
+    "bulk": MachineCode(num_bytes=3968),
+}

@@ -17,7 +17,8 @@ from k3sim.kernels.harness.cases import (
     normal,
     rows_in_words,
 )
-from k3sim.kernels.latent_tail.cost import send, up_ring
+from k3sim.kernels.latent_tail.cost import send
+from k3sim.kernels.latent_tail.public import up_ring
 from k3sim.model.program import Weight
 
 if TYPE_CHECKING:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS
-from k3sim.kernels.skinny_gemv.cost import column_pair, ring
-from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
+from k3sim.kernels.work import Barrier, MachineCode, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
 CLUSTER_BLOCKS = 8
 
 
-def _reduce(*, rows: int, hidden: int, latent: int, ranks: int, expert_rows: int, slots: int) -> Work:
+def send(
+    weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int, expert_rows: int
+) -> Work:
+    """Weighted sum of the experts' partial rows and the shared expert's partial row, then the push.
+
+    The latent partial goes to all peers, each peer's slice of the shared partial to its owner.
+    """
     return Work(
         num_blocks=CLUSTER_BLOCKS * rows,
         threads_per_block=256,
@@ -22,55 +26,13 @@ def _reduce(*, rows: int, hidden: int, latent: int, ranks: int, expert_rows: int
         bytes_in_flight_per_block=16 * 1024,
         max_blocks_per_sm=4,
         passes=(
-            # Weighted sum of the experts' partial rows and the shared expert's partial row, then the send.
             Pass(
                 num_dependent_loads=1,
                 activation_bytes_per_block=(expert_rows * latent + hidden) * BF16_BYTES // CLUSTER_BLOCKS,
             ),
-            # Slots of every rank, latent RMSNorm over the cluster.
-            Pass(
-                num_dependent_loads=1,
-                activation_bytes_per_block=slots * (latent + hidden // ranks) * BF16_BYTES // CLUSTER_BLOCKS,
-                num_block_reductions=1,
-                barrier=Barrier.CLUSTER,
-                num_barriers=1,
-            ),
         ),
         sent_bytes_per_peer=rows * (latent + hidden // ranks) * BF16_BYTES,
     )
-
-
-def reduce_push(
-    weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int, expert_rows: int
-) -> Work:
-    """Every rank pushes its latent partial to all and each peer's slice of the shared partial to its owner."""
-    return _reduce(rows=rows, hidden=hidden, latent=latent, ranks=ranks, expert_rows=expert_rows, slots=ranks)
-
-
-def reduce_pull(
-    weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int, expert_rows: int
-) -> Work:
-    """In-switch form: after a barrier over the ranks one load returns the sum, so one slot is read."""
-    return _reduce(rows=rows, hidden=hidden, latent=latent, ranks=ranks, expert_rows=expert_rows, slots=1)
-
-
-def up(weights: Sequence[Weight], *, rows: int) -> Work:
-    """Column shard of the up-projection plus the shared expert's slice, sent to every peer."""
-    work = column_pair(weights, rows=rows)
-    return replace(work, sent_bytes_per_peer=rows * weights[0].num_outputs * BF16_BYTES)
-
-
-def up_ring(weights: Sequence[Weight], *, rows: int) -> Work:
-    """``up`` with the shard loaded before the dependency wait."""
-    return ring(weights, rows=rows, sent_bytes_per_peer=rows * weights[0].num_outputs * BF16_BYTES)
-
-
-def send(
-    weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int, expert_rows: int
-) -> Work:
-    """First half of ``reduce_push`` as a task: sum this rank's parts and push them; ``up_after_sum`` polls."""
-    work = reduce_push(weights, rows=rows, hidden=hidden, latent=latent, ranks=ranks, expert_rows=expert_rows)
-    return replace(work, passes=work.passes[:1])
 
 
 def send_shared(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int) -> Work:
@@ -86,25 +48,13 @@ def send_shared(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int
     )
 
 
-def up_after_sum(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int) -> Work:
-    """Second half: every block sums the slots and normalises the latent itself, then ``up_ring``."""
-    work = up_ring(weights, rows=rows)
-    total = Pass(
-        num_dependent_loads=1,
-        activation_bytes_per_block=rows * ranks * latent * BF16_BYTES,
-        num_block_reductions=1,
-    )
-    multiply = replace(work.passes[0], num_dependent_loads=0, activation_bytes_per_block=0)
-    return replace(work, passes=(total, multiply))
-
-
 UP_OUTPUTS = 8  # of a block of ``up_cluster``
 UP_WARPS = 4
 SUM_INSTRUCTIONS_PER_SLOT = 33  # of a warp: 530 with 16 slots, for sm_90a
 
 
 def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int) -> Work:
-    """``up_after_sum`` as the project runs it: the weights in shared memory before the wait, the sum over a cluster.
+    """Sum, latent norm, column shard, shared slice, push: weights in shared memory before the wait, sum over a cluster.
 
     A block sums an eighth of the latent, two rows at a time, and sends it to its cluster; products, the sum over
     warps, the shared experts' slots. A warp's products are a chain for each eight rows, over its share of the latent in
@@ -154,3 +104,11 @@ def collect(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
         max_blocks_per_sm=8,
         passes=(Pass(num_dependent_loads=1, activation_bytes_per_block=2 * width * BF16_BYTES // 6),),
     )
+
+
+CODE: Mapping[str, MachineCode] = {
+    "collect": MachineCode(num_bytes=1408, serial_instructions=35),
+    "send": MachineCode(num_bytes=1920, serial_instructions=45),
+    "send_shared": MachineCode(num_bytes=1920, serial_instructions=45),
+    "up_cluster": MachineCode(num_bytes=17664, serial_instructions=475),
+}

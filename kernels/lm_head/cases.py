@@ -18,7 +18,7 @@ from k3sim.kernels.harness.cases import (
     rows_in_words,
     within,
 )
-from k3sim.kernels.lm_head import cost
+from k3sim.kernels.lm_head import public
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES
 from k3sim.model.program import Weight
 
@@ -126,7 +126,7 @@ def cases() -> list[Case]:
                     operator="lm_head",
                     name=f"{num_outputs}x{DEPTH}, {rows_in_words(rows)}, top {K}",
                     rows=rows,
-                    works=(cost.top_k([weight], rows=rows),),
+                    works=(public.top_k([weight], rows=rows),),
                     num_bytes=6 * num_outputs * DEPTH,
                     problem=_problem(num_outputs, rows),
                     timed=_timed(num_outputs, rows) if rows in TIMED_ROWS else None,

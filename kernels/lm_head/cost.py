@@ -1,29 +1,11 @@
-"""Cost of the vocabulary shard of the LM head, with and without the local top-k of distributed sampling."""
+"""Cost of the local top-k of distributed sampling, behind the product of this rank's vocabulary shard."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
-from k3sim.kernels.skinny_gemv.cost import column_pair, ring
-from k3sim.kernels.work import Pass, Work
+from k3sim.kernels.work import MachineCode, Pass, Work
 from k3sim.model.program import Weight
-
-CANDIDATES = 64  # per rank and row: value and index, fp32 and int32
-
-
-def logits(weights: Sequence[Weight], *, rows: int) -> Work:
-    """``[rows, vocab / ranks]`` logits in bf16, sent whole to every peer."""
-    work = column_pair(weights, rows=rows)
-    return replace(work, sent_bytes_per_peer=rows * weights[0].num_outputs * 2)
-
-
-def top_k(weights: Sequence[Weight], *, rows: int) -> Work:
-    """Logits and their local top candidates in one launch; only the candidates travel."""
-    work = ring(weights, rows=rows, sent_bytes_per_peer=rows * CANDIDATES * 8)
-    # Blocks keep their best values; the last block to arrive merges them: counter, data, then a selection.
-    merge = Pass(num_dependent_loads=2, num_block_reductions=8)
-    return replace(work, passes=(*work.passes, merge))
 
 
 def select(weights: Sequence[Weight], *, rows: int) -> Work:
@@ -36,3 +18,8 @@ def select(weights: Sequence[Weight], *, rows: int) -> Work:
         max_blocks_per_sm=4,
         passes=(Pass(num_dependent_loads=1, activation_bytes_per_block=8192, num_block_reductions=8),),
     )
+
+
+CODE: Mapping[str, MachineCode] = {
+    "select": MachineCode(num_bytes=26240, serial_instructions=1620),
+}

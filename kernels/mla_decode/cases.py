@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.bench import MIN_COPIES, num_copies
 from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, generator_on, normal, rows_in_words, within
-from k3sim.kernels.mla_decode import cost
+from k3sim.kernels.mla_decode import cost, public
 from k3sim.model.program import Weight
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def cases() -> list[Case]:
     found = []
     for heads, lengths, fp8 in (*TIMED, *CHECKED):
         # Rows of unequal length count with their mean.
-        work = cost.split_kv(
+        work = public.split_kv(
             (),
             rows=len(lengths),
             heads=heads,

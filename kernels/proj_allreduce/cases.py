@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from k3sim.kernels.attn_res import cost as attn_res_cost
+from k3sim.kernels.attn_res import public as attn_res_public
 from k3sim.kernels.harness.bench import MIN_COPIES, num_copies
 from k3sim.kernels.harness.cases import (
     Call,
@@ -26,7 +26,9 @@ from k3sim.kernels.harness.cases import (
     within,
 )
 from k3sim.kernels.latent_tail import cost as latent_tail_cost
-from k3sim.kernels.proj_allreduce.cost import consume_gathered, produce
+from k3sim.kernels.latent_tail import public as latent_tail_public
+from k3sim.kernels.proj_allreduce.cost import consume_gathered
+from k3sim.kernels.proj_allreduce.public import produce
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES
 from k3sim.kernels.unfused import cost as unfused_cost
 from k3sim.model.program import Weight
@@ -299,7 +301,7 @@ def _gathered_cases() -> list[Case]:
             )
         before = (
             latent_tail_cost.send((), **shape, latent=LATENT, ranks=ranks, expert_rows=1),
-            latent_tail_cost.up_ring([up], rows=rows),
+            latent_tail_public.up_ring([up], rows=rows),
         )
         found.append(
             Case(
@@ -339,7 +341,7 @@ def cases() -> list[Case]:
                 rows=rows,
                 works=(
                     produce([weight], rows=rows),
-                    attn_res_cost.consume((), rows=rows, hidden=HIDDEN, slots=ranks),
+                    attn_res_public.consume((), rows=rows, hidden=HIDDEN, slots=ranks),
                 ),
                 num_bytes=3 * ranks * HIDDEN * depth + 4 * ranks * ranks * 16 * HIDDEN,
                 problem=_problem(ranks, depth, rows),

@@ -1,29 +1,23 @@
 """Cost of an output projection whose epilogue pushes partial rows into every peer's buffer.
 
-``produce`` is the public form, whose consumer is ``attn_res.consume``. ``produce_whole``, ``consume`` and
-``consume_gathered`` are the kernels of this folder: the whole matrix is requested at once, straight into registers,
-and one exchange over the cluster serves logit and norm. ``consume_gathered`` polls one row instead of a slot a rank.
+``produce_whole`` asks for the whole matrix at once, straight into registers; of its consumers one exchange over the
+cluster serves logit and norm. ``consume_gathered`` polls one row instead of a slot a rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS
-from k3sim.kernels.skinny_gemv.cost import BF16_BYTES, ring
-from k3sim.kernels.work import REGISTER_LOAD_CARVE_OUT, ActivationForm, Barrier, Pass, Read, Unit, Work
+from k3sim.kernels.skinny_gemv.cost import BF16_BYTES
+from k3sim.kernels.work import REGISTER_LOAD_CARVE_OUT, ActivationForm, Barrier, MachineCode, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
 CHUNK = 8  # values of a copy
 TILE = 16  # outputs of a block of ``produce_whole``
 CLUSTER_BLOCKS = 8
 MAX_BLOCKS_K = 12  # 32-wide blocks along K whose weights a thread holds
-
-
-def produce(weights: Sequence[Weight], *, rows: int) -> Work:
-    """Row-parallel projection: every rank sends its whole partial ``[rows, N]`` in bf16 to each peer."""
-    return ring(weights, rows=rows, sent_bytes_per_peer=rows * weights[0].num_outputs * BF16_BYTES)
 
 
 def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
@@ -103,3 +97,10 @@ def consume_gathered(weights: Sequence[Weight], *, rows: int, hidden: int) -> Wo
     work = consume(weights, rows=rows, hidden=hidden, slots=1)
     polled = replace(work.passes[0], num_dependent_loads=1, num_block_reductions=2)
     return replace(work, num_blocks=2 * work.num_blocks, passes=(polled,), polled_slots=1)
+
+
+CODE: Mapping[str, MachineCode] = {
+    "consume": MachineCode(num_bytes=13952, serial_instructions=240),
+    "consume_gathered": MachineCode(num_bytes=8704, serial_instructions=310),
+    "produce_whole": MachineCode(num_bytes=3456),
+}

@@ -270,8 +270,8 @@ def connect_symmetric(rank: Rank, group: Any) -> None:
 
     Every process of the group calls it, with ranks of one layout and as many rows, whose index is the process's. There
     may be fewer processes than the layout has ranks, if they divide them: W GPUs then stand for all T ranks
-    (``kernels/multi_gpu/symmetric.py``), each pushing as much as one of T, and every slot is filled. Raises UserError where they
-    do not divide them, or where torch mapped a multicast object, which this project does not use.
+    (``kernels/multi_gpu/symmetric.py``), each pushing as much as one of T, and every slot is filled. Raises UserError
+    where they do not divide them, or where torch mapped a multicast object, which this project does not use.
     """
     import torch
     import torch.distributed as dist

@@ -22,8 +22,10 @@ from k3sim.kernels.harness.cases import (
     rows_in_words,
     within,
 )
-from k3sim.kernels.router_topk.cost import FP32_BYTES, gather_select, gather_topk
-from k3sim.kernels.skinny_gemv.cost import BF16_BYTES, ring_push
+from k3sim.kernels.router_topk.cost import FP32_BYTES, gather_topk
+from k3sim.kernels.router_topk.public import gather_select
+from k3sim.kernels.skinny_gemv.cost import BF16_BYTES
+from k3sim.kernels.skinny_gemv.public import ring_push
 from k3sim.model.program import Weight
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@ Selection is a radix search over the scores: eight rounds of four bits, a block 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
-from k3sim.kernels.work import Pass, Work
+from k3sim.kernels.work import MachineCode, Pass, Work
 from k3sim.model.program import Weight
 
 SELECTION_ROUNDS = 8
@@ -24,22 +23,16 @@ def selection(*, experts: int, latent: int, num_quantise_reductions: int) -> Pas
     )
 
 
-def gather_select(weights: Sequence[Weight], *, rows: int, experts: int, latent: int) -> Work:
-    """Polls the shards of logits and latent of every rank, selects, and quantises the latent: one block a row."""
+def select(weights: Sequence[Weight], *, rows: int, experts: int, latent: int) -> Work:
+    """Selection from whole logits that this rank computed: nothing is polled and no latent is moved."""
     return Work(
         num_blocks=rows,
         threads_per_block=512,
         smem_bytes_per_block=16 * 1024,
         bytes_in_flight_per_block=8 * 1024,
         max_blocks_per_sm=2,
-        passes=(selection(experts=experts, latent=latent, num_quantise_reductions=1),),
+        passes=(selection(experts=experts, latent=0, num_quantise_reductions=0),),
     )
-
-
-def select(weights: Sequence[Weight], *, rows: int, experts: int, latent: int) -> Work:
-    """Selection from whole logits that this rank computed: nothing is polled and no latent is moved."""
-    work = gather_select(weights, rows=rows, experts=experts, latent=0)
-    return replace(work, passes=(selection(experts=experts, latent=0, num_quantise_reductions=0),))
 
 
 def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:
@@ -59,3 +52,9 @@ def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:
             Pass(num_dependent_loads=1, activation_bytes_per_block=latent * FP32_BYTES // 2, num_block_reductions=4),
         ),
     )
+
+
+CODE: Mapping[str, MachineCode] = {
+    "gather_topk": MachineCode(num_bytes=11648, serial_instructions=410),
+    "select": MachineCode(num_bytes=9472, serial_instructions=405),
+}

@@ -19,9 +19,10 @@ from k3sim.kernels.harness.cases import (
     rows_in_words,
     within,
 )
+from k3sim.kernels.skinny_gemv.builds import GEMV_SHAPES
 from k3sim.kernels.skinny_gemv.configuration import Epilogue
-from k3sim.kernels.skinny_gemv.cost import BF16_BYTES, ring, ring_push
-from k3sim.kernels.toolchain.catalogue import GEMV_SHAPES
+from k3sim.kernels.skinny_gemv.cost import BF16_BYTES
+from k3sim.kernels.skinny_gemv.public import ring, ring_push
 from k3sim.model.program import Weight
 
 if TYPE_CHECKING:

@@ -59,17 +59,18 @@ def build(
 
 
 def _run_worker(architecture: str, folder: Path, operators: Sequence[str]) -> Iterator[dict[str, Any]]:
-    command = [sys.executable, "-m", "k3sim.kernels.toolchain.build", "--worker", architecture, "--out", str(folder), *operators]
+    worker = (sys.executable, "-m", "k3sim.kernels.toolchain.build", "--worker", architecture)
+    command = [*worker, "--out", str(folder), *operators]
     environment = {**os.environ, "CUTE_DSL_ARCH": architecture, "CUTE_DSL_KEEP": "cubin"}
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as worker:
-        assert worker.stdout is not None and worker.stderr is not None
-        for line in worker.stdout:
+    ) as running:
+        assert running.stdout is not None and running.stderr is not None
+        for line in running.stdout:
             if line.startswith("{"):
                 yield json.loads(line)
-        words = worker.stderr.read()
-        if worker.wait() != 0:
+        words = running.stderr.read()
+        if running.wait() != 0:
             lines = [line for line in words.splitlines() if line.strip()]
             if lines and lines[-1].startswith("k3sim.errors.UserError: "):
                 raise UserError(lines[-1].removeprefix("k3sim.errors.UserError: "))

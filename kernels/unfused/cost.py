@@ -1,19 +1,19 @@
-"""Costs of the stock path's separate kernels that have no fused counterpart here.
+"""Costs of the stock path's separate kernels.
 
 All are small: their time is the boundary, one or two dependent loads and a reduction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Work
+from k3sim.kernels.work import MachineCode, Pass, Read, ReadKind, Work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
 
 
-def _small(
+def small(
     *,
     num_blocks: int,
     addresses: int = 0,
@@ -26,6 +26,7 @@ def _small(
     sent_bytes_per_peer: int = 0,
     then: tuple[Pass, ...] = (),
 ) -> Work:
+    """Blocks of 256 threads with 16 KB on their way each, eight to an SM: one pass, and ``then`` further ones."""
     return Work(
         num_blocks=num_blocks,
         threads_per_block=256,
@@ -52,14 +53,14 @@ def embedding(weights: Sequence[Weight], *, rows: int, hidden: int) -> Work:
     """Vocabulary-parallel lookup: token id, then its row."""
     row_bytes = rows * hidden * BF16_BYTES
     row = Read(region="", num_bytes=row_bytes)
-    return _small(num_blocks=8 * rows, addresses=1, loads=0, reads=(row,), sent_bytes_per_peer=row_bytes)
+    return small(num_blocks=8 * rows, addresses=1, loads=0, reads=(row,), sent_bytes_per_peer=row_bytes)
 
 
 def all_reduce(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int) -> Work:
     """One-shot push all-reduce of ``[rows, hidden]``: load, push, poll, sum of every rank's slot."""
     blocks = 8
     row_bytes = rows * hidden * BF16_BYTES
-    return _small(
+    return small(
         num_blocks=blocks,
         activation_bytes_per_block=row_bytes // blocks,
         sent_bytes_per_peer=row_bytes,
@@ -75,13 +76,13 @@ def conv_update(
         Read(region="", num_bytes=rows * conv_state_bytes, kind=ReadKind.KV_STATE),
         Read(region="", num_bytes=conv_weight_bytes),
     )
-    return _small(num_blocks=-(-conv_state_bytes // 3072) * rows, addresses=1, reads=reads,
+    return small(num_blocks=-(-conv_state_bytes // 3072) * rows, addresses=1, reads=reads,
                   written_bytes=rows * conv_state_bytes)
 
 
 def recurrent_update(weights: Sequence[Weight], *, rows: int, heads: int, state_bytes: int) -> Work:
     """Delta rule with gates inside; four blocks a head, each 32 value columns."""
-    return _small(
+    return small(
         num_blocks=4 * heads * rows,
         addresses=1,  # state slot
         reads=(Read(region="", num_bytes=rows * state_bytes, kind=ReadKind.KV_STATE),),
@@ -93,105 +94,68 @@ def recurrent_update(weights: Sequence[Weight], *, rows: int, heads: int, state_
 
 def gated_norm(weights: Sequence[Weight], *, rows: int, heads: int, head_dim: int) -> Work:
     """Per-head RMSNorm times the sigmoid of the output gate."""
-    return _small(num_blocks=rows * heads, activation_bytes_per_block=2 * head_dim * BF16_BYTES, reductions=1)
+    return small(num_blocks=rows * heads, activation_bytes_per_block=2 * head_dim * BF16_BYTES, reductions=1)
 
 
 def norm(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """RMSNorm of ``[rows, width]``, one block a row."""
     parameters = Read(region="", num_bytes=width * BF16_BYTES)
-    return _small(num_blocks=rows, activation_bytes_per_block=width * BF16_BYTES, reads=(parameters,), reductions=1)
+    return small(num_blocks=rows, activation_bytes_per_block=width * BF16_BYTES, reads=(parameters,), reductions=1)
 
 
 def elementwise(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """One load and one store an element: SiTU, the sigmoid gate, a copy out of the receive buffer."""
-    return _small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=2 * 2048 * BF16_BYTES)
-
-
-def quantise(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
-    """MXFP8 of ``[rows, width]``: a maximum over each 32 elements, within a warp."""
-    return _small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=2048 * BF16_BYTES, reductions=1)
-
-
-def routing(weights: Sequence[Weight], *, rows: int, experts: int) -> Work:
-    """Sigmoid, bias and top-16: selection rounds, then the renormalisation."""
-    return _small(num_blocks=rows, loads=2, activation_bytes_per_block=experts * 4, reductions=8 + 1)
-
-
-def permutation(weights: Sequence[Weight], *, rows: int, experts: int) -> Work:
-    """Tokens grouped by expert for the grouped GEMMs: the second and the third kernel of the public routing.
-
-    With 896 experts the public routing takes three launches (FlashInfer's, as xiaguan/kern-k3-pp-prefill counts them,
-    2026-10): selection, then counts and indices, which are priced alike.
-
-    One cluster of eight blocks: counts by expert, a prefix sum over them, and the indices, a cluster barrier after
-    each (NVIDIA/TensorRT-LLM's routing launches its selection and its cluster index kernel one after the other).
-    """
-    sweep = Pass(num_block_reductions=1, barrier=Barrier.CLUSTER, num_barriers=1)
-    return _small(
-        num_blocks=8, loads=2, activation_bytes_per_block=rows * 16 * 8, reductions=1, then=(sweep, sweep, sweep)
-    )
-
-
-def batched_gemm(weights: Sequence[Weight], *, rows: int) -> Work:
-    """One small matrix a head: absorption of W_UK, or lift by W_UV."""
-    (one,) = weights
-    blocks = max(1, one.num_bytes // (16 * 1024))
-    return _small(
-        num_blocks=blocks,
-        activation_bytes_per_block=rows * 1024,
-        reads=(Read(region=one.region, num_bytes=one.num_bytes),),
-        flops=(rows + 1) * float(one.num_bytes),
-        reductions=1,
-    )
+    return small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=2 * 2048 * BF16_BYTES)
 
 
 def query_and_cache(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int) -> Work:
     """Builds and quantises the query and inserts the new row into the paged cache."""
-    return _small(num_blocks=rows * heads, loads=2, activation_bytes_per_block=2 * 576, written_bytes=rows * kv_row_bytes)
-
-
-def query_gather(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int) -> Work:
-    """Context parallel: pushes this rank's quantised heads to the ranks that hold the other tokens, and polls."""
-    return _small(
-        num_blocks=rows * heads,
-        activation_bytes_per_block=kv_row_bytes,
-        sent_bytes_per_peer=rows * heads * kv_row_bytes,
-        then=(Pass(num_dependent_loads=1),),
+    return small(
+        num_blocks=rows * heads, loads=2, activation_bytes_per_block=2 * 576, written_bytes=rows * kv_row_bytes
     )
 
 
 def sample(weights: Sequence[Weight], *, rows: int, ranks: int) -> Work:
     """Draws the token from every rank's candidates: one block a row, a selection and a prefix sum."""
-    return _small(num_blocks=rows, activation_bytes_per_block=ranks * 64 * 8, reductions=8 + 2)
+    return small(num_blocks=rows, activation_bytes_per_block=ranks * 64 * 8, reductions=8 + 2)
 
 
 def advance(weights: Sequence[Weight], *, rows: int) -> Work:
     """The counters of the next step: one block, a thread a row. Length and slot together, then the page."""
-    return _small(num_blocks=1, loads=2)
-
-
-def poll(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
-    """Copies arrived data out of the receive buffer, which is the wait of whoever needs all of it."""
-    return _small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=2048 * BF16_BYTES)
+    return small(num_blocks=1, loads=2)
 
 
 def copy(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """A row kept aside: one load and one store an element."""
-    return _small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=2048 * BF16_BYTES)
+    return small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=2048 * BF16_BYTES)
 
 
 def gather(weights: Sequence[Weight], *, rows: int, width: int, ranks: int) -> Work:
     """Every rank's logits (fp32) to every rank."""
     sent_bytes = rows * width // ranks * 4
-    return _small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=8192, sent_bytes_per_peer=sent_bytes)
+    return small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=8192, sent_bytes_per_peer=sent_bytes)
 
 
 def argmax(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """Largest of the whole vocabulary: partial maxima of many blocks, then their maximum."""
     blocks = 64 * rows
-    return _small(
+    return small(
         num_blocks=blocks,
         activation_bytes_per_block=4 * rows * width // blocks,
         reductions=1,
         then=(Pass(num_dependent_loads=2, num_block_reductions=1),),
     )
+
+
+CODE: Mapping[str, MachineCode] = {
+    "advance": MachineCode(num_bytes=896, serial_instructions=40),
+    "all_reduce": MachineCode(num_bytes=8704, serial_instructions=130),
+    "conv_update": MachineCode(num_bytes=3072, serial_instructions=150),
+    "elementwise": MachineCode(num_bytes=3840, serial_instructions=220),
+    "embedding": MachineCode(num_bytes=2048, serial_instructions=30),
+    "gated_norm": MachineCode(num_bytes=2560, serial_instructions=110),
+    "norm": MachineCode(num_bytes=4224, serial_instructions=225),
+    "query_and_cache": MachineCode(num_bytes=1792, serial_instructions=60),
+    "recurrent_update": MachineCode(num_bytes=7680, serial_instructions=445),
+    "sample": MachineCode(num_bytes=2560, serial_instructions=135),
+}

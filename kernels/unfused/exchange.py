@@ -12,8 +12,8 @@ How data moves
     16 bytes a thread, eight blocks a row. ``embedding_push`` writes for ``latent_tail.collect``, whose sign for "not
     arrived" is a word of all ones; a table that holds one sends the usual NaN in its place. ``all_reduce`` stores its
     chunks into slot ``rank`` of every peer, its own included, then polls the same chunks of all its slots
-    (``kernels/device/lamport.py`` has the protocol and why it needs no flag; buffers are those of ``proj_allreduce``, and the
-    two may take turns on them). What it reads again it has written itself, so ``out`` may be ``x``.
+    (``kernels/device/lamport.py`` has the protocol and why it needs no flag; buffers are those of ``proj_allreduce``,
+    and the two may take turns on them). What it reads again it has written itself, so ``out`` may be ``x``.
 
 Why this shape
     One kernel, push and poll together, is the public one-shot form at these sizes. A block pushes all its chunks before

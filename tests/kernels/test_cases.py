@@ -11,7 +11,8 @@ import pytest
 
 from k3sim.errors import UserError
 from k3sim.kernels.harness.cases import OPERATORS, Case, cases_of
-from k3sim.kernels.toolchain.catalogue import BUILDS, GEMV_SHAPES
+from k3sim.kernels.skinny_gemv.builds import GEMV_SHAPES
+from k3sim.kernels.toolchain.catalogue import BUILDS
 
 MAX_BYTES = 100 << 20  # of a case that is built here
 CASES = cases_of()
@@ -128,7 +129,7 @@ def test_bytes_of_the_floor_by_hand(operator: str, name: str, moved_bytes: int) 
 
 
 def test_an_unknown_operator_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(UserError, match=r"unknown operator 'skiny_gemv' \(did you mean skinny_gemv\?\); accepted: ski"):
+    with pytest.raises(UserError, match=r"unknown operator 'skiny_gemv' \(did you mean skinny_gemv\?\); accepted: att"):
         cases_of(["router_topk", "skiny_gemv"])
     with pytest.raises(UserError, match="unknown operator 'x'; accepted"):
         cases_of(["x"])

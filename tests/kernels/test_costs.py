@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from k3sim.kernels.costs import COSTS, work_of
+from k3sim.kernels.costs import all_costs, cost_functions, work_of
 from k3sim.kernels.cublas import cost as cublas
 from k3sim.kernels.expert_gemv import cost as expert_gemv
+from k3sim.kernels.folders import COST_MODULES, operators_with, part_of
 from k3sim.kernels.mla_decode import cost as mla_decode
 from k3sim.kernels.proj_allreduce import cost as proj_allreduce
 from k3sim.kernels.router_topk import cost as router_topk
@@ -303,7 +304,7 @@ def test_bytes_counted_by_hand(operator: str) -> None:
 
 
 def test_every_operator_is_counted() -> None:
-    assert set(CASES) == set(COSTS)
+    assert set(CASES) == set(all_costs())
     assert all(len(cases) == 2 for cases in CASES.values())
 
 
@@ -487,6 +488,13 @@ def test_more_rows_never_cost_less() -> None:
             for group, (moved, sent) in before.items():
                 assert totals[group][0] >= moved and totals[group][1] >= sent, (name, group, concurrency)
             before = totals
+
+
+def test_no_name_is_in_cost_and_in_public() -> None:
+    for folder in operators_with("public"):
+        own, public = (part_of(folder, part) for part in COST_MODULES)
+        if own is not None:
+            assert cost_functions(own).keys().isdisjoint(cost_functions(public)), folder
 
 
 def test_an_unknown_operator_is_a_programmers_mistake() -> None:
