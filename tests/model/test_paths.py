@@ -31,7 +31,8 @@ def test_fused_has_all_switches_and_stock_none() -> None:
 
 def test_with_starts_from_none_and_without_from_all() -> None:
     assert find_path("fused", with_switches=("fused-allreduce",)).switches == {"fused-allreduce"}
-    assert find_path("fused", without=("fused-allreduce",)).switches == {"low-batch-kernels", "sharded-router", "l2-prefetch"}
+    without = find_path("fused", without=("fused-allreduce",))
+    assert without.switches == {"low-batch-kernels", "sharded-router", "l2-prefetch"}
     both = find_path("fused", with_switches=("fused-allreduce", "l2-prefetch"), without=("low-batch-kernels",))
     assert both.switches == {"fused-allreduce", "l2-prefetch"}
 
@@ -40,9 +41,17 @@ def test_with_starts_from_none_and_without_from_all() -> None:
     ("name", "given", "message"),
     [
         ("fuse", {}, r"unknown path 'fuse' \(did you mean fused\?\); accepted: stock, fused, megakernel"),
-        ("fused", {"with_switches": ("fused-all",)}, r"unknown switch 'fused-all' \(did you mean fused-allreduce\?\); accepted: low-"),
+        (
+            "fused",
+            {"with_switches": ("fused-all",)},
+            r"unknown switch 'fused-all' \(did you mean fused-allreduce\?\); accepted: low-",
+        ),
         ("fused", {"without": ("Prefech",)}, "did you mean l2-prefetch"),
-        ("fused", {"with_switches": ("fused-allreduce",), "without": ("fused-allreduce",)}, "both --with and --without"),
+        (
+            "fused",
+            {"with_switches": ("fused-allreduce",), "without": ("fused-allreduce",)},
+            "both --with and --without",
+        ),
         ("stock", {"with_switches": ("fused-allreduce",)}, "path 'stock' has no switches"),
         ("megakernel", {"without": ("fused-allreduce",)}, "path 'megakernel' has no switches"),
         ("megakernel", {"kernel_set": "own"}, "path 'megakernel' has no kernels of the project's own"),
