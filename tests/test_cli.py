@@ -63,7 +63,7 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("--machine gb30", ["unknown machine 'gb30'", "did you mean gb300", "b200, b300, gb200, gb300, h100, h200"]),
         ("--machine xyzzy", ["unknown machine 'xyzzy'", "ends in .json"]),
         ("--machine ''", ["unknown machine ''"]),
-        ("--machine nothing.json", ["cannot read machine profile nothing.json", "No such file"]),
+        ("--machine nothing.json", ["nothing.json: cannot be read (No such file", "a machine profile"]),
         ("--path fusd", ["unknown path 'fusd'", "did you mean fused", "stock, fused, megakernel"]),
         (
             "--with allreduce",
@@ -176,10 +176,10 @@ def profile(change: Callable[[dict[str, Any]], object]) -> str:
     ("option", "text", "words"),
     [
         ("--model", "{", ["not valid JSON"]),
-        ("--model", model(lambda text: None)[:900], ["not valid JSON", "truncated"]),
-        ("--model", "[]", ["holds a JSON list"]),
-        ("--model", "{}", ["model_type is missing"]),
-        ("--model", model(lambda text: text.pop("hidden_size")), ["text_config.hidden_size is missing"]),
+        ("--model", model(lambda text: None)[:900], ["not valid JSON", "cut short?"]),
+        ("--model", "[]", ["holds [], which is no JSON object"]),
+        ("--model", "{}", ["lacks model_type"]),
+        ("--model", model(lambda text: text.pop("hidden_size")), ["text_config lacks hidden_size"]),
         ("--model", model(lambda text: text.update(hidden_size=float("nan"))), ["text_config.hidden_size is NaN"]),
         ("--model", model(lambda text: text.update(vocab_size="many")), ['text_config.vocab_size is "many"']),
         ("--machine", "{", ["not valid JSON"]),
@@ -189,7 +189,7 @@ def profile(change: Callable[[dict[str, Any]], object]) -> str:
         (
             "--machine",
             profile(lambda values: values["hbm_latency_s"].update(value=float("nan"))),
-            ["hbm_latency_s value is nan", "finite"],
+            ["hbm_latency_s.value is NaN", "0 or 1e-15 to 1 s"],
         ),
         ("--machine", profile(lambda values: values["hbm_latency_s"].pop("source")), ["hbm_latency_s lacks source"]),
         (

@@ -24,7 +24,7 @@ from k3sim.model.documents.lines import Keys, lines_of, repeated
 MAX_DEPTH = 40
 LARGEST_NUMBER = 1e30
 _MAX_ANSWER = 600  # characters of a refusal
-_MAX_FAULT = 240
+_MAX_FAULT = 470
 _MAX_NAME = 120
 _MAX_VALUE = 60
 
@@ -67,7 +67,7 @@ class Document:
 
     def _answer(self) -> str:
         said_already = {one.keys for one in self.faults}
-        first = [*dict.fromkeys(self.faults), *(one for one in self.oddities if one.keys not in said_already)]
+        first = [*(one for one in self.oddities if one.keys not in said_already), *dict.fromkeys(self.faults)]
         lines = lines_of(self.text, [one.keys for one in first[:200]]) if self.text else {}
         if lines:
             first.sort(key=lambda one: lines.get(one.keys, 1 << 40))
@@ -153,6 +153,9 @@ def read_bytes(path: str | Path, accepted: Accepted) -> bytes:
             raise
         refuse(path, f"no path ({error})", accepted)
     if len(data) > accepted.most_bytes:
+        kind = foreign_kind(data) or kind_of_text(data[: 1 << 16].decode("utf-8", errors="replace"))
+        if kind is not None and kind not in accepted.kinds:
+            refuse_kind(path, kind, accepted)
         size = max(status.st_size, len(data))
         refuse(path, f"{size} bytes, at most {accepted.most_bytes} are read", accepted)
     return data
@@ -198,7 +201,8 @@ def parse_json(path: str | Path, text: str, accepted: Accepted) -> Document:
             kind = kind_of_text(text)
         if kind is not None and kind not in accepted.kinds:
             refuse_kind(path, kind, accepted)
-        ends = " (cut short?)" if error.pos >= len(text.rstrip()) else ""
+        short = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        ends = " (cut short?)" if short else ""
         refuse(path, f"line {error.lineno}: not valid JSON: {error.msg}, column {error.colno}{ends}", accepted)
     except RecursionError:
         refuse(path, f"nested more than {MAX_DEPTH} levels", accepted)

@@ -192,8 +192,8 @@ def faults_of(error: ValidationError, model: type[BaseModel], at: Keys) -> list[
         else:
             found.append(Fault((*at, *keys), _says(one)))
     for keys, names_now in renamed.items():
-        pairs = ", ".join(f"{before} is {now} now" for before, now in names_now.items())
-        found.append(Fault((*at, *keys), f"has fields that are called otherwise now: {pairs}"))
+        pairs = ", ".join(f"{before} -> {now}" for before, now in names_now.items())
+        found.append(Fault((*at, *keys), f"has fields that have other names now: {pairs}"))
     for keys, lacking in missing.items():
         known = set(renamed.get(keys, {}).values())
         names = [f"{name} ({accepted})" if 0 < len(accepted) <= 30 else name for name, accepted in lacking

@@ -106,8 +106,8 @@ def foreign_kind(data: bytes) -> Kind | None:
     try:
         data[:_HEAD_BYTES].decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        # The head may end within a character.
-        return Kind.BINARY if error.start < min(len(data), _HEAD_BYTES) - 4 or len(data) < 4 else None
+        # The head of a long file may end within a character.
+        return Kind.BINARY if len(data) <= _HEAD_BYTES or error.start < _HEAD_BYTES - 4 else None
     return Kind.BINARY if b"\0" in data[:_HEAD_BYTES] else None
 
 

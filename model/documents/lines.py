@@ -59,10 +59,8 @@ def lines_of(text: str, wanted: Iterable[Keys]) -> dict[Keys, int]:
             found[keys] = line
             if len(found) == len(prefixes):
                 break
-    for keys in ends:
-        nearest = next((keys[:length] for length in range(len(keys), -1, -1) if keys[:length] in found), None)
-        found[keys] = found[nearest] if nearest is not None else 1
-    return found
+    nearest = ((keys, next((keys[:n] for n in range(len(keys), -1, -1) if keys[:n] in found), None)) for keys in ends)
+    return {keys: 1 if holder is None else found[holder] for keys, holder in nearest}
 
 
 def repeated(text: str) -> list[tuple[Keys, int]]:

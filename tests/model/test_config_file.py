@@ -177,8 +177,8 @@ def test_all_faults_of_a_config_are_one_line(write: Write) -> None:
     assert refusal(write(json.dumps(config, indent=1))) == (
         "line 1: the file lacks mla_use_output_gate (true), latent_moe_use_norm (true), max_position_embeddings, "
         "attn_res_block_size, routed_expert_hidden_size; line 1: the file lacks quantization_config (MXFP4 experts); "
-        'line 10: hidden_act is "silu", accepted: "situ"; line 15: linear_attn_config lacks use_full_rank_gate (true); '
-        f"line 131: q_lora_rank is null, accepted: {SIZE}"
+        'line 11: hidden_act is "silu", accepted: "situ"; line 16: linear_attn_config lacks use_full_rank_gate (true); '
+        f"line 134: q_lora_rank is null, accepted: {SIZE}"
     )
 
 
@@ -189,8 +189,8 @@ def test_a_group_that_quantises_attention_is_refused(write: Write) -> None:
     quantisation["ignore"] = quantisation["ignore"][1:]
     assert refusal(write(config)) == (
         "line 1: text_config.quantization_config.config_groups.group_1 quantises more than the routed experts, which "
-        "is not modelled; accepted: group_0 alone; line 1: text_config.quantization_config.ignore leaves self_attn to be "
-        "quantised, which is not modelled; accepted: patterns that name self_attn, shared_experts, mlp, lm_head"
+        "is not modelled; accepted: group_0 alone; line 1: text_config.quantization_config.ignore leaves self_attn to "
+        "be quantised, which is not modelled; accepted: patterns that name self_attn, shared_experts, mlp, lm_head"
     )
 
 
@@ -205,7 +205,7 @@ def test_a_group_that_quantises_attention_is_refused(write: Write) -> None:
         (b"[" * 200_000, "nested more than 40 levels"),
         (b"1" * 10_000, "holds a number of thousands of digits"),
         (b'{"a": ' * 100 + b"1" + b"}" * 100, "deeper than the 40 levels"),
-        (b" " * (5 << 20), "5242880 bytes, at most 4194304 are read"),
+        (b'"' + b"x" * (5 << 20), "5242881 bytes, at most 4194304 are read"),
         (b'{"model_type": "kimi_k3", "model_type": "kimi_k3"}', "model_type stands twice in one object"),
     ],
     ids=["empty", "truncated", "list", "null", "binary", "deep", "long number", "deep object", "large", "twice"],
