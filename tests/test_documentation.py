@@ -97,7 +97,15 @@ def run_command(step: Step, folder: Path) -> None:
         assert done.stderr == step.shown, step.text
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if steps(page)], ids=name_of)
+# One page for everybody; the others take minutes.
+RUNS = [
+    pytest.param(page, id=name_of(page), marks=[] if page.name == "tutorial.md" else pytest.mark.slow)
+    for page in PAGES
+    if steps(page)
+]
+
+
+@pytest.mark.parametrize("page", RUNS)
 def test_what_a_page_tells_to_do_works(page: Path, tmp_path: Path) -> None:
     for step in steps(page):
         if step.language == "bash":
@@ -163,8 +171,11 @@ RETIRED = (
 )
 
 
+WITHOUT_LABELS = [one for one in [*USER_PAGES, *JOURNAL] if one.name not in ("measured.md", "design.md")]
+
+
 # Not measured.md: its labels are those of stored samples and of sources.
-@pytest.mark.parametrize("page", [one for one in [*USER_PAGES, *JOURNAL] if one.name not in ("measured.md", "design.md")], ids=name_of)
+@pytest.mark.parametrize("page", WITHOUT_LABELS, ids=name_of)
 def test_pages_use_words_of_the_field(page: Path) -> None:
     text = page.read_text()
     found = [match[0] for words in RETIRED for match in re.finditer(words, text, re.IGNORECASE)]
@@ -177,6 +188,7 @@ def test_the_front_page_shows_what_the_program_prints() -> None:
     assert readme == readme_output.rewritten(readme), "out of date: run 'make readme' and commit what it changed"
 
 
+@pytest.mark.slow
 def test_measured_pages_show_what_is_predicted() -> None:
     tables = script("measurements_tables")
     found = tables.validate()
@@ -234,30 +246,40 @@ def test_the_machines_page_has_every_value() -> None:
 # -- JSON -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One real document of each command."""
-    folder = tmp_path_factory.mktemp("json")
-    commands = {
-        "timeline": ("timeline", "--without", "l2-prefetch"),
-        "compare": ("compare", "path=stock", "path=fused"),
-        "machines": ("machines",),
-        "validate": ("validate", "gb200-k3opt", "--draws", "2"),
-        "validate --own": ("validate", "--own"),
-        "claims": ("claims", "gb300-one-user", "gain-falls-with-concurrency", "tpu-v7", "--draws", "2"),
-        "sensitivity": ("sensitivity", "coding-agents", "--values", "2", "--draws", "2"),
-        "kernels list": ("kernels", "list"),
-        "calibrate": ("calibrate", "--from", "h200", "--machine-out", "mine.json"),
-        "report": ("report", MEASURED),
-        "compare of files": ("compare", MEASURED, "k3sim-out/timeline.json"),
-    }
-    found: dict[str, Any] = {}
-    for name, words in commands.items():
+COMMANDS = {
+    "timeline": ("timeline", "--without", "l2-prefetch"),
+    "compare": ("compare", "path=stock", "path=fused"),
+    "machines": ("machines",),
+    "validate": ("validate", "gb200-k3opt", "--draws", "2"),
+    "validate --own": ("validate", "--own"),
+    "claims": ("claims", "gb300-one-user", "gain-falls-with-concurrency", "tpu-v7", "--draws", "2"),
+    "sensitivity": ("sensitivity", "coding-agents", "--values", "2", "--draws", "2"),
+    "kernels list": ("kernels", "list"),
+    "calibrate": ("calibrate", "--from", "h200", "--machine-out", "mine.json"),
+    "report": ("report", MEASURED),
+    "compare of files": ("compare", MEASURED, "timeline.json"),
+}
+
+
+class Documents(dict[str, Any]):
+    """One real document of each command, made when a test first asks for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __missing__(self, name: str) -> Any:
+        if name == "compare of files":
+            (self.folder / "timeline.json").write_text(json.dumps(self["timeline"]))
         done = subprocess.run(
-            [BIN / "k3sim", *words, "--json"], cwd=folder, check=True, capture_output=True, text=True
+            [BIN / "k3sim", *COMMANDS[name], "--json"], cwd=self.folder, check=True, capture_output=True, text=True
         )
-        found[name] = json.loads(done.stdout)
-    return found
+        self[name] = json.loads(done.stdout)
+        return self[name]
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Documents:
+    return Documents(tmp_path_factory.mktemp("json"))
 
 
 def json_type(value: Any) -> set[str]:
@@ -289,7 +311,7 @@ def check(heading: str, objects: list[dict[str, Any]]) -> None:
             assert set(types.split(" or ")) & json_type(one[key]), f"{heading}: {key} is {one[key]!r:.60}"
 
 
-def test_documented_keys_of_the_list_of_kernels(documents: dict[str, Any]) -> None:
+def test_documented_keys_of_the_list_of_kernels(documents: Documents) -> None:
     check("kernels list", [documents["kernels list"]])
 
 
@@ -322,7 +344,7 @@ def test_documented_keys_of_a_benchmark() -> None:
     check("timed peer", rows[0]["peers"])
 
 
-def test_documented_keys_of_timeline(documents: dict[str, Any]) -> None:
+def test_documented_keys_of_timeline(documents: Documents) -> None:
     document = documents["timeline"]
     check("timeline", [document])
     check("summary", [document[path] for path in PATH_NAMES])
@@ -332,13 +354,14 @@ def test_documented_keys_of_timeline(documents: dict[str, Any]) -> None:
     assert set(document["waits_us"]) <= {part.value for part in Part}
 
 
-def test_documented_keys_of_compare(documents: dict[str, Any]) -> None:
+def test_documented_keys_of_compare(documents: Documents) -> None:
     document = documents["compare"]
     check("compare", [document])
     check("side", [document["before"], document["after"]])
 
 
-def test_documented_keys_of_calibrate(documents: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_documented_keys_of_calibrate(documents: Documents) -> None:
     document = documents["calibrate"]
     check("calibrate", [document])
     check("calibrated value", document["values"])
@@ -347,6 +370,7 @@ def test_documented_keys_of_calibrate(documents: dict[str, Any]) -> None:
     check("value from kernels", [one for group in document["from_kernels"] for one in group["found"]])
 
 
+@pytest.mark.slow
 def test_documented_keys_of_a_calibration_check() -> None:
     machine = load_machine("h200")
     document = check_document(machine, check_stored(machine, num_draws=2, most=2), 2, 0)
@@ -355,14 +379,14 @@ def test_documented_keys_of_a_calibration_check() -> None:
     check("summary of a check", list(document["summary"].values()))
 
 
-def test_documented_keys_of_a_comparison_of_files(documents: dict[str, Any]) -> None:
+def test_documented_keys_of_a_comparison_of_files(documents: Documents) -> None:
     document = documents["compare of files"]
     check("compare of files", [document])
     check("side of files", [document["before"], document["after"]])
     check("compared stage", document["stages"])
 
 
-def test_documented_keys_of_a_measured_step(documents: dict[str, Any]) -> None:
+def test_documented_keys_of_a_measured_step(documents: Documents) -> None:
     check("report", [documents["report"]])
     common = [row[0] for row in table("json.md", "stages")]
     rows = json.loads(Path(MEASURED).read_text())["stages"]
@@ -370,14 +394,15 @@ def test_documented_keys_of_a_measured_step(documents: dict[str, Any]) -> None:
     assert all(set(common) <= set(row) for row in rows)
 
 
-def test_documented_keys_of_machines(documents: dict[str, Any]) -> None:
+def test_documented_keys_of_machines(documents: Documents) -> None:
     document = documents["machines"]
     check("machines", [document])
     check("machine", document["machines"])
     check("machine_values", [row for one in document["machines"] for row in one["values"]])
 
 
-def test_documented_keys_of_validate(documents: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_documented_keys_of_validate(documents: Documents) -> None:
     check("validated", documents["validate"])
     own = documents["validate --own"]
     check("validate --own", [own])
@@ -386,21 +411,23 @@ def test_documented_keys_of_validate(documents: dict[str, Any]) -> None:
     check("reading", [row for rows in own.values() if isinstance(rows, list) for row in rows])
 
 
-def test_documented_keys_of_claims(documents: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_documented_keys_of_claims(documents: Documents) -> None:
     document = documents["claims"]
     check("claims", [document])
     check("claim", document["claims"])
     check("figure", [figure for one in document["claims"] for figure in one["figures"]])
 
 
-def test_documented_keys_of_a_sensitivity(documents: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_documented_keys_of_a_sensitivity(documents: Documents) -> None:
     document = documents["sensitivity"]
     check("sensitivity", [document])
     check("sensitive figure", document["figures"])
     check("sensitive value", [value for one in document["figures"] for value in one["values"]])
 
 
-def test_what_is_said_to_add_up_does(documents: dict[str, Any]) -> None:
+def test_what_is_said_to_add_up_does(documents: Documents) -> None:
     document = documents["timeline"]
     assert sum(document["waits_us"].values()) == pytest.approx(document["step_us"], abs=1e-6)
     assert sum(one["us"] for one in document["critical_path"]) == pytest.approx(document["step_us"], abs=1e-6)
