@@ -15,14 +15,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from k3sim.errors import UserError
-from k3sim.options import Options
+from k3sim.sim.question import Options
+from k3sim.version import VERSION as __version__
 
 if TYPE_CHECKING:
     import pandas
 
     from k3sim.report import Report
 
-__version__ = "0.1.0"
 __all__ = ["Options", "UserError", "__version__", "predict", "timeline"]
 
 
@@ -31,42 +31,9 @@ def predict(**options: Any) -> Report:
 
     Raises UserError for what cannot be honoured, TypeError for an option that does not exist.
     """
-    return predict_options(Options(**options))
+    from k3sim.report import report_of
 
-
-def predict_options(options: Options) -> Report:
-    """``predict`` for options that are already an object."""
-    from k3sim.ask import ask
-    from k3sim.model.paths import SWITCHES, find_path
-    from k3sim.report import Report
-    from k3sim.sim.predict import ladder, leave_one_out
-    from k3sim.sim.predict import predict as predict_path
-
-    question, path = ask(options)
-    kernel_set = options.kernels
-    steps = ladder(question.expected(), kernel_set)
-    fused = find_path("fused", kernel_set=kernel_set)
-    known = {step.path.switches: step for _, step in steps} if question.folded else {}
-    stock = known.get(frozenset()) or predict_path(question, find_path("stock", kernel_set=kernel_set))
-    full = known.get(frozenset(SWITCHES)) or predict_path(question, fused)
-    megakernel = predict_path(question, find_path("megakernel"))
-    if path.name == "megakernel":
-        main = megakernel
-    elif path.switches == frozenset(SWITCHES):
-        main = full
-    elif path.name == "stock":
-        main = stock
-    else:
-        main = predict_path(question, path)
-    return Report(
-        main=main,
-        stock=stock,
-        fused=full,
-        megakernel=megakernel,
-        ladder=tuple(steps),
-        leave_one_out=tuple(leave_one_out(question.expected(), kernel_set)),
-        command=options.command(),
-    )
+    return report_of(Options(**options))
 
 
 def timeline(**options: Any) -> pandas.DataFrame:

@@ -6,16 +6,17 @@ Exit status: 0 ok, 1 a kernel that fails its check, 2 bad input (one line on sta
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature, signature
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from k3sim.ask import ask, parse_side, warnings_of, writable_folder
 from k3sim.errors import UserError
-from k3sim.options import Options
+from k3sim.sim.question import OPTIONS, Option, Options, ask, read_side
 
 app = typer.Typer(
     name="k3sim",
@@ -26,43 +27,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+
+def _annotated(word: str, option: Option) -> Any:
+    """The annotation from which the command-line library makes one of the shared options."""
+    kind: Any = list[str] if option.kind is tuple else option.kind
+    kind = kind if option.default not in (None, ()) else kind | None
+    flags = f"--{word}/--no-{word}" if option.kind is bool else f"--{word}"
+    return Annotated[kind, typer.Option(flags, help=option.help)]
+
+
 # What every prediction takes, by the names of ``Options``, whose defaults are theirs.
-SHARED_OPTIONS: dict[str, Any] = {
-    "machine": Annotated[str, typer.Option(help="Machine profile: a name (see 'k3sim machines') or a JSON file.")],
-    "tp": Annotated[int, typer.Option(help="Tensor parallel: 1 to 32, a power of two.")],
-    "ep": Annotated[int, typer.Option(help="Expert parallel within the tensor-parallel group.")],
-    "dp": Annotated[int, typer.Option(help="Data-parallel replicas that share the concurrency.")],
-    "dcp": Annotated[int, typer.Option(help="Decode context parallel: ranks that share the KV cache.")],
-    "path": Annotated[str, typer.Option("--path", help="Execution path: stock, fused or megakernel.")],
-    "kernels": Annotated[str, typer.Option(help="Kernels of the path: public, or the project's own.")],
-    "with_switches": Annotated[
-        list[str] | None,
-        typer.Option("--with", help="Switch of the fused path to have, starting from none (repeatable)."),
-    ],
-    "without": Annotated[
-        list[str] | None,
-        typer.Option("--without", help="Switch of the fused path to leave out (repeatable)."),
-    ],
-    "concurrency": Annotated[int, typer.Option(help="Requests decoded together, over all replicas.")],
-    "context": Annotated[int, typer.Option(help="Cached tokens of each request.")],
-    "kv_dtype": Annotated[str, typer.Option(help="KV cache type: fp8 or bf16.")],
-    "seed": Annotated[int, typer.Option(help="Seed of the skew between ranks.")],
-    "skew": Annotated[
-        bool | None,
-        typer.Option(
-            "--skew/--no-skew",
-            help="Simulate all ranks with sampled skew, or none; by default one rank with the expected skew.",
-        ),
-    ],
-    "routing_skew": Annotated[
-        float, typer.Option(help="Popularity exponent of the experts: 0 is uniform, 0.784 real text.")
-    ],
-    "pad_experts": Annotated[
-        bool | None,
-        typer.Option("--pad-experts/--no-pad-experts", help="Pad expert slices to 128; by default as the path does."),
-    ],
-    "model": Annotated[str | None, typer.Option(help="A config.json of the same family in place of Kimi K3's.")],
-}
+SHARED_OPTIONS: dict[str, Any] = {option.name: _annotated(word, option) for word, option in OPTIONS.items()}
 
 Out = Annotated[str, typer.Option(help="Folder for the files.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else there.")]
@@ -122,14 +98,13 @@ def timeline(
     json_output: Json = False,
 ) -> None:
     """Predict one decode step: waits, HTML page, Perfetto trace, JSON."""
-    from k3sim import predict_options
-    from k3sim.report import dump_json
+    from k3sim.report import dump_json, report_of
 
-    question, _ = ask(options)
+    question = ask(options)
     folder = writable_folder(out)
-    for warning in warnings_of(question):
+    for warning in question.warnings:
         sys.stderr.write(f"k3sim: warning: {warning}\n")
-    report = predict_options(options)
+    report = report_of(options)
     if intervals:
         report = report.with_intervals(draws)
     files = report.write(folder)
@@ -159,9 +134,9 @@ def compare(
     if before.endswith(".json") and after.endswith(".json"):
         _compare_files(before, after, out, json_output)
         return
-    sides = (parse_side(before, options), parse_side(after, options))
+    sides = (read_side(before, options), read_side(after, options))
     for side in sides:
-        for warning in warnings_of(ask(side)[0]):
+        for warning in ask(side).warnings:
             sys.stderr.write(f"k3sim: warning: {warning}\n")
     folder = writable_folder(out)
     comparison = compare_options(*sides, labels=(before, after))
@@ -318,8 +293,6 @@ def validate(
     json_output: Json = False,
 ) -> None:
     """Predictions beside published results, with intervals: steps, stages, kernels, optimisation ladders, claims."""
-    from pathlib import Path
-
     from k3sim.calibrate.compare.claims import judge_claims
     from k3sim.calibrate.compare.validate import validate as compare_all
     from k3sim.calibrate.compare.validation_page import write_validation_page
@@ -357,8 +330,6 @@ def validate(
 
 
 def _html_file(name: str | None) -> Any:
-    from pathlib import Path
-
     if name is None:
         return None
     page = Path(name)
@@ -399,8 +370,6 @@ def claims(
     json_output: Json = False,
 ) -> None:
     """Public claims on trial: prediction and interval for the claim's own conditions, verdict and boundary."""
-    from pathlib import Path
-
     from k3sim.calibrate.compare.claims import judge_claims
     from k3sim.calibrate.evidence.scenarios import load_scenario, shipped_scenarios
     from k3sim.report import SCHEMA_VERSION, dump_json
@@ -477,8 +446,6 @@ def calibrate(
 
     Without --from and --check the probes run on the GPU at hand; a run that was stopped goes on where it was.
     """
-    from pathlib import Path
-
     from k3sim.calibrate.compare.calibration_page import write_calibration_page
     from k3sim.calibrate.compare.check import check as check_stored
     from k3sim.calibrate.compare.check import shipped_samples
@@ -524,8 +491,6 @@ def calibrate(
 
 
 def _calibrate_from_tables(tables: Sequence[str], machine: str, machine_out: str | None, json_output: bool) -> None:
-    from pathlib import Path
-
     from k3sim.calibrate.fit.fit import require_scipy
     from k3sim.calibrate.fit.kernel_tables import fit_tables, profile_of, read_tables
     from k3sim.calibrate.fit.profile_text import profile_text
@@ -671,8 +636,6 @@ def kernels_bench(
     json_output: Json = False,
 ) -> None:
     """Time kernels on this GPU beside the floor, cuBLAS, and FLA and FlashInfer where they are installed."""
-    from pathlib import Path
-
     from k3sim.kernels.harness.measure import measure, row_line
     from k3sim.report import SCHEMA_VERSION, dump_json
     from k3sim.tables import print_bench
@@ -721,6 +684,20 @@ def _given(error: Exception) -> str:
     if not hasattr(rejection, "errors"):
         return ""
     return f" (given: {rejection.errors()[0]['input']!r})"
+
+
+def writable_folder(folder: str | Path) -> Path:
+    """Make the output folder; UserError when that or writing into it is not possible."""
+    if not str(folder).strip():
+        raise UserError("the name of the output folder is empty; give --out a folder")
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the output folder {path}: {error.strerror}; give --out a folder") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UserError(f"the output folder {path} cannot be written; give --out a folder that can")
+    return path
 
 
 def _fail(message: str) -> None:

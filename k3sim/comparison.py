@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k3sim.ask import ask, warnings_of
-from k3sim.options import SIDE_KEYS, Options
 from k3sim.report import SCHEMA_VERSION, _bar, _card, check_writable, dump_json, summary
 from k3sim.sim.export.whole_file import write_whole_file
 from k3sim.sim.machine import describe
 from k3sim.sim.predict import Prediction, difference_us, predict
-
-SHARED_OPTIONS = tuple(
-    one.name for one in fields(Options) if one.name not in (*SIDE_KEYS, "with_switches", "without")
-)
+from k3sim.sim.question import Options, ask
+from k3sim.version import VERSION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +39,7 @@ class Comparison:
     @property
     def command(self) -> str:
         """The command line that asks for the same comparison."""
-        sides = (self.before.options, self.after.options)
-        # What a side cannot state is the same on both and is given as an option.
-        shared = replace(Options(), **{name: getattr(sides[1], name) for name in SHARED_OPTIONS})
-        words = shlex.split(shared.command("compare"))
-        return shlex.join([*words[:2], *(side.side() for side in sides), *words[2:]])
+        return shlex.join(["k3sim", "compare", self.before.options.side(), self.after.options.side()])
 
     def to_dict(self, files: Mapping[str, str] | None = None) -> dict[str, Any]:
         """The JSON document; differences are after minus before, so waiting eliminated is negative."""
@@ -79,8 +71,6 @@ class Comparison:
 
     def html_data(self) -> dict[str, Any]:
         """What ``write_html_report`` draws."""
-        from k3sim import __version__
-
         before, after = self.before.prediction, self.after.prediction
         question = after.question
         return {
@@ -101,7 +91,7 @@ class Comparison:
                 for stage, part, duration_us in after.contributions()[:20]
             ],
             "command": self.command,
-            "versions": {"k3sim": __version__},
+            "versions": {"k3sim": VERSION},
             "machine_values": describe(question.machine),
         }
 
@@ -117,7 +107,7 @@ def _side(side: Side) -> dict[str, Any]:
         "concurrency": question.workload.concurrency,
         "context": question.workload.context,
         **summary(side.prediction),
-        "warnings": warnings_of(question),
+        "warnings": question.warnings,
         "command": side.options.command(),
     }
 
@@ -129,6 +119,5 @@ def compare_options(before: Options, after: Options, *, labels: tuple[str, str])
         first, second = f"{first} (1)", f"{second} (2)"
     sides = []
     for label, options in ((first or "defaults", before), (second or "defaults (2)", after)):
-        question, path = ask(options)
-        sides.append(Side(label=label, options=options, prediction=predict(question, path)))
+        sides.append(Side(label=label, options=options, prediction=predict(ask(options))))
     return Comparison(before=sides[0], after=sides[1])

@@ -13,6 +13,7 @@ from k3sim.report import check_writable
 from k3sim.sim.timeline.critical_path import Part
 from k3sim.sim.timeline.file import read_document
 from k3sim.sim.timeline.timeline import Timeline
+from k3sim.version import VERSION
 
 LIMITS = (
     "start and end of a kernel are the profiler's; nothing inside it was measured",
@@ -51,8 +52,6 @@ class MeasuredReport:
 
     def html_data(self) -> dict[str, Any]:
         """What ``write_html_report`` draws."""
-        from k3sim import __version__
-
         document, step_us = self.document, float(self.document["step_us"])
         words = {part.value: part.word for part in Part}
         layers = {run.layer: run.kind.partition("+")[0] for run in self.timeline.kernels}
@@ -82,7 +81,7 @@ class MeasuredReport:
             "critical_path": [{**row, "part": words[row["part"]]} for row in document["critical_path"][:20]],
             "glossary": {part.word: part.meaning for part in Part},
             "command": document.get("command"),
-            "versions": {"k3sim": __version__, **_versions(document)},
+            "versions": {"k3sim": VERSION, **_versions(document)},
             "limits": [*LIMITS, *(str(note) for note in document.get("notes") or ())],
         }
 

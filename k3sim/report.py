@@ -12,15 +12,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from k3sim.ask import warnings_of
 from k3sim.errors import UserError
+from k3sim.model.paths import SWITCHES
 from k3sim.sim.export.whole_file import write_whole_file
 from k3sim.sim.intervals import NUM_DRAWS, step_us_interval
 from k3sim.sim.machine import describe
-from k3sim.sim.predict import Prediction, Question, difference_us
+from k3sim.sim.predict import Prediction, difference_us, ladder, leave_one_out, on_path, predict
+from k3sim.sim.question import Options, Question, ask
 from k3sim.sim.timeline.critical_path import Part
 from k3sim.sim.timeline.file import stage_rows
 from k3sim.sim.timeline.timeline import PS_PER_US
+from k3sim.version import VERSION
 
 if TYPE_CHECKING:
     import pandas
@@ -73,7 +75,7 @@ class Report:
         if num_draws < 2:
             raise UserError(f"draws is {num_draws}; accepted: 2 or more")
         found = {
-            label: step_us_interval(self.question, prediction.path, num_draws=num_draws, seed=self.question.seed)
+            label: step_us_interval(prediction.question, num_draws=num_draws, seed=self.question.seed)
             for label, prediction in self.labelled.items()
         }
         draws = "" if num_draws == NUM_DRAWS else f" --draws {num_draws}"
@@ -168,7 +170,7 @@ class Report:
             "command": self.command,
             "machine_values": describe(question.machine),
             "not_modelled": list(NOT_MODELLED),
-            "warnings": warnings_of(question),
+            "warnings": question.warnings,
             "files": dict(files or {}),
         }
 
@@ -196,8 +198,6 @@ class Report:
 
     def html_data(self) -> dict[str, Any]:
         """What ``write_html_report`` draws."""
-        from k3sim import __version__
-
         question = self.question
         mixers = [question.architecture.mixer(layer) for layer in range(question.architecture.num_layers)]
         middle = len(mixers) // 2
@@ -232,10 +232,39 @@ class Report:
             ],
             "glossary": {part.word: part.meaning for part in Part},
             "command": self.command,
-            "versions": {"k3sim": __version__},
+            "versions": {"k3sim": VERSION},
             "machine_values": describe(question.machine),
-            "not_modelled": [*warnings_of(question), *NOT_MODELLED],
+            "not_modelled": [*question.warnings, *NOT_MODELLED],
         }
+
+
+def report_of(options: Options) -> Report:
+    """Predict what is asked for, and the paths and switches beside it.
+
+    Raises UserError for what cannot be honoured.
+    """
+    question = ask(options)
+    path, switches = question.path, frozenset(SWITCHES)
+    steps = ladder(question.expected())
+    known = {step.path.switches: step for _, step in steps} if question.folded else {}
+    stock = known.get(frozenset()) or predict(on_path(question, "stock"))
+    fused = known.get(switches) or predict(on_path(question, "fused"))
+    megakernel = predict(on_path(question, "megakernel"))
+    if path.name == "megakernel":
+        main = megakernel
+    elif path.switches == switches:
+        main = fused
+    else:
+        main = stock if path.name == "stock" else predict(question)
+    return Report(
+        main=main,
+        stock=stock,
+        fused=fused,
+        megakernel=megakernel,
+        ladder=tuple(steps),
+        leave_one_out=tuple(leave_one_out(question.expected())),
+        command=options.command(),
+    )
 
 
 def check_writable(files: Mapping[str, str]) -> None:

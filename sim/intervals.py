@@ -19,9 +19,9 @@ from statistics import NormalDist
 from typing import Any
 
 from k3sim.model.names import first_named
-from k3sim.model.step import Path
 from k3sim.sim.machine import Machine
-from k3sim.sim.predict import Question, predict
+from k3sim.sim.predict import predict
+from k3sim.sim.question import Question
 
 LEVEL = 0.90
 NUM_DRAWS = 40
@@ -75,17 +75,15 @@ def _consistent(machine: Machine) -> Machine:
     )
 
 
-def step_us_interval(
-    question: Question, path: Path, *, num_draws: int = NUM_DRAWS, seed: int = 0
-) -> tuple[float, float]:
-    """The middle 90 % of the step of ``path`` over drawn machines, in microseconds; it holds the predicted step.
+def step_us_interval(question: Question, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> tuple[float, float]:
+    """The middle 90 % of the step over drawn machines, in microseconds; it holds the predicted step.
 
     Sampled skew between ranks is replaced by its mean, so that the interval is of the machine's values alone.
     """
     expected = question.expected()
     machines = draw_machines(question.machine, num_draws, seed)
-    steps = [predict(replace(expected, machine=one), path).step_us for one in machines]
-    return interval_around(predict(expected, path).step_us, steps)
+    steps = [predict(replace(expected, machine=one)).step_us for one in machines]
+    return interval_around(predict(expected).step_us, steps)
 
 
 def interval_around(predicted: float, draws: Sequence[float]) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """From a question to a prediction: program, simulation, waits, floor.
 
-One call predicts one path; ``ladder`` predicts what each switch of the fused path is worth.
+``predict`` answers one question; ``ladder`` predicts what each switch of the fused path is worth.
 """
 
 from __future__ import annotations
@@ -10,38 +10,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from k3sim.kernels.costs import work_of
-from k3sim.model.architecture import Architecture
-from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.program import Program, build_program
 from k3sim.model.step import Path
 from k3sim.sim.components.skew import Skew
 from k3sim.sim.engine import simulate
-from k3sim.sim.machine import Machine
+from k3sim.sim.question import Question
 from k3sim.sim.timeline.critical_path import Part, Segment, critical_path, cut, waits_ps
 from k3sim.sim.timeline.fold import Cell, Fold, cells, expand, fold_layers, folded_step_ps
 from k3sim.sim.timeline.timeline import PS_PER_US, Timeline
-
-
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """What is predicted: everything but the path."""
-
-    architecture: Architecture
-    layout: Layout
-    workload: Workload
-    machine: Machine
-    skew: Skew = Skew.EXPECTED
-    seed: int = 0
-    routing_skew: float = 0.0
-    pad_experts: bool | None = None  # None: as the path does it
-    folded: bool = True
-
-    def expected(self) -> Question:
-        """The same question with the mean of the skew in place of its sample: one rank, folded."""
-        if self.skew is not Skew.SAMPLED:
-            return self
-        return replace(self, skew=Skew.EXPECTED, folded=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +26,14 @@ class Prediction:
     """One path's step. ``timeline`` is as simulated, with fewer layers when folded; ``full`` has all of them."""
 
     question: Question
-    path: Path
     timeline: Timeline
     cells: tuple[Cell, ...]
     segments: tuple[Segment, ...]
     moved_bytes: int  # HBM bytes of one rank and step when L2 holds nothing
+
+    @property
+    def path(self) -> Path:
+        return self.question.path
 
     @cached_property
     def step_ps(self) -> int:
@@ -115,8 +95,9 @@ class Prediction:
         return [(stage, part, duration_ps / PS_PER_US) for (stage, part), duration_ps in ordered]
 
 
-def predict(question: Question, path: Path) -> Prediction:
-    """Simulate one path."""
+def predict(question: Question) -> Prediction:
+    """Simulate one step."""
+    path = question.path
     layout = path.layout(question.layout, question.workload, question.pad_experts)
     fold: Fold | None = None
     if question.folded and question.skew is not Skew.SAMPLED:
@@ -132,7 +113,6 @@ def predict(question: Question, path: Path) -> Prediction:
     timeline = simulate(program, question.machine, skew=question.skew, seed=question.seed)
     return Prediction(
         question=question,
-        path=path,
         timeline=timeline,
         cells=tuple(cells(timeline, fold)),
         segments=tuple(critical_path(timeline)),
@@ -156,19 +136,23 @@ def _moved_bytes(program: Program, fold: Fold | None) -> int:
     return total
 
 
-def ladder(question: Question, kernel_set: str = "public") -> list[tuple[str, Prediction]]:
-    """``stock``, then each switch added in turn, ending with the full fused path."""
-    steps = [("stock", predict(question, find_path("stock", kernel_set=kernel_set)))]
-    for count in range(1, len(SWITCHES) + 1):
-        path = find_path("fused", with_switches=SWITCHES[:count], kernel_set=kernel_set)
-        steps.append((f"+ {SWITCHES[count - 1]}", predict(question, path)))
+def ladder(question: Question) -> list[tuple[str, Prediction]]:
+    """``stock``, then each switch added in turn, ending with the full fused path; kernels are those of the question."""
+    steps = [("stock", predict(on_path(question, "stock")))]
+    for count, switch in enumerate(SWITCHES, start=1):
+        steps.append((f"+ {switch}", predict(on_path(question, "fused", with_switches=SWITCHES[:count]))))
     return steps
 
 
-def leave_one_out(question: Question, kernel_set: str = "public") -> list[tuple[str, Prediction]]:
+def leave_one_out(question: Question) -> list[tuple[str, Prediction]]:
     """The full fused path with each switch taken away."""
-    paths = {switch: find_path("fused", without=(switch,), kernel_set=kernel_set) for switch in SWITCHES}
-    return [(switch, predict(question, path)) for switch, path in paths.items()]
+    return [(switch, predict(on_path(question, "fused", without=(switch,)))) for switch in SWITCHES]
+
+
+def on_path(question: Question, name: str, **switches: tuple[str, ...]) -> Question:
+    """The same question of another path, with the same kernels; the megakernel has public ones alone."""
+    kernel_set = "public" if name == "megakernel" else question.path.kernel_set
+    return replace(question, path=find_path(name, kernel_set=kernel_set, **switches))
 
 
 def difference_us(before: Prediction, after: Prediction) -> dict[str, float]:

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from k3sim.ask import parse_side
 from k3sim.cli import main
 from k3sim.errors import UserError
 from k3sim.kernels.harness.check import Checked
-from k3sim.options import Options
+from k3sim.sim.question import Options, read_side
 
 ROOT = Path(__file__).parents[1]
 FILES = {"timeline.json", "timeline.html", "timeline.pftrace", "stages.csv"}
@@ -122,7 +121,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(capsys: Capture, out: Path, op
         ("compare", ["Missing argument"]),
         ("compare path=stock", ["Missing argument"]),
         ("compare path=stock nonsense", ["'nonsense'", "not key=value", "machine, tp"]),
-        ("compare path=stock tp=x", ["tp is 'x'", "whole number"]),
+        ("compare path=stock tp=x", ["tp in side 'tp=x' is 'x'", "whole number"]),
         ("compare path=stock speed=1", ["unknown key 'speed'", "accepted: machine"]),
         ("compare path=stock with=allreduce", ["did you mean fused-allreduce"]),
         ("compare path=stock path=stock,with=fused-allreduce", ["has no switches"]),
@@ -332,7 +331,7 @@ def test_a_comparison_writes_three_files_and_its_command_reproduces_it(capsys: C
     base = Options(machine="b300", tp=8, skew=False)
     from k3sim.comparison import compare_options
 
-    sides = [parse_side(text, base) for text in arguments[:2]]
+    sides = [read_side(text, base) for text in arguments[:2]]
     words = shlex.split(compare_options(*sides, labels=("a", "b")).command)
     assert run(*words[1:], "--json", "--out", str(out)) == 0
     second = json.loads(capsys.readouterr().out)
@@ -344,11 +343,11 @@ def test_a_comparison_writes_three_files_and_its_command_reproduces_it(capsys: C
 
 def test_a_side_states_what_it_changes() -> None:
     options = Options(machine="h200", kv_dtype="bf16", with_switches=("fused-allreduce", "l2-prefetch"), context=5)
-    assert options.side() == "machine=h200,context=5,kv-dtype=bf16,with=fused-allreduce+l2-prefetch"
-    assert parse_side(options.side(), Options()) == options
+    assert options.side() == "machine=h200,with=fused-allreduce+l2-prefetch,context=5,kv-dtype=bf16"
+    assert read_side(options.side(), Options()) == options
     assert Options().side() == ""
     with pytest.raises(UserError, match="not key=value"):
-        parse_side("tp", Options())
+        read_side("tp", Options())
 
 
 def test_machines_are_listed_and_shown_with_their_sources(capsys: Capture) -> None:

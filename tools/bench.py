@@ -214,14 +214,14 @@ def repeated_rows() -> list[Row]:
 def part_rows(runs: int) -> list[Row]:
     """The simulation and the files proper, imports left out."""
     import k3sim
-    from k3sim.ask import ask
     from k3sim.model.routing import expected_busiest_rank_experts
     from k3sim.sim.export.html import write_html_report
     from k3sim.sim.export.perfetto import write_perfetto_trace
     from k3sim.sim.predict import Prediction, predict
+    from k3sim.sim.question import ask
 
     def predicted(**options: Any) -> Prediction:
-        prediction = predict(*ask(k3sim.Options(**options)))
+        prediction = predict(ask(k3sim.Options(**options)))
         assert prediction.step_ps > 0
         return prediction
 

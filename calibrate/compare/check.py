@@ -199,7 +199,7 @@ def _steps(machine: Machine, drawn: Sequence[Machine]) -> Iterator[Checked]:
     for label, step in labelled:
         reference = own_steps.predict_measured(step)
         predicted_us, *steps = (
-            predict(replace(reference.question, machine=own_steps.machine_for(step, one)), reference.path).step_us
+            predict(replace(reference.question, machine=own_steps.machine_for(step, one))).step_us
             for one in (machine, *drawn)
         )
         low_us, high_us = interval_around(predicted_us, steps)

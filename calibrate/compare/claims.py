@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from k3sim.calibrate.compare.commands import asked, tokens_a_step
 from k3sim.calibrate.compare.validate import NUM_DRAWS, draws_of, run_tasks
 from k3sim.calibrate.evidence.scenarios import Figure, Scenario, Side
 from k3sim.errors import UserError
 from k3sim.sim.intervals import interval_around
 from k3sim.sim.predict import predict
+from k3sim.sim.question import question_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +123,9 @@ def _sides(scenario: Scenario) -> list[Side]:
 
 @lru_cache(maxsize=256)
 def _steps_us(command: str, num_draws: int, seed: int) -> tuple[float, ...]:
-    """Step with the profile as shipped, then with each drawn machine, in microseconds a token."""
-    case = asked(command)
-    each = [predict(case.question, case.path), *draws_of(command, num_draws, seed)]
-    return tuple(one.step_us / tokens_a_step(command) for one in each)
+    """Step with the profile as shipped, then with each drawn machine, in microseconds."""
+    each = [predict(question_of(command)), *draws_of(command, num_draws, seed)]
+    return tuple(one.step_us for one in each)
 
 
 Steps = Mapping[str, Sequence[float]]

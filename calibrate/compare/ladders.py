@@ -8,13 +8,13 @@ Steps that complete each other are judged together (``also``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from k3sim.calibrate.compare.commands import asked
 from k3sim.model.paths import PARTS, find_path
 from k3sim.model.step import Path
 from k3sim.sim.predict import predict
+from k3sim.sim.question import question_of
 
 if TYPE_CHECKING:
     from k3sim.calibrate.evidence import Ladder
@@ -49,7 +49,7 @@ def path_of(parts: Iterable[str]) -> Path:
 
 def step_ms(command: str, parts: Iterable[str]) -> float:
     """Predicted step of the command's machine, layout and workload on the path with ``parts``."""
-    return predict(asked(command).question, path_of(parts)).step_us / 1e3
+    return predict(replace(question_of(command), path=path_of(parts))).step_us / 1e3
 
 
 def part_sets(ladder: Ladder) -> list[tuple[str, ...]]:

@@ -20,8 +20,9 @@ from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.sim.components.skew import Skew
 from k3sim.sim.machine import Machine
-from k3sim.sim.predict import Prediction, Question, predict
+from k3sim.sim.predict import Prediction, predict
 from k3sim.sim.profile import load_machine
+from k3sim.sim.question import Question
 from k3sim.sim.timeline.timeline import PS_PER_US
 from k3sim.sim.whatif import emulated_ranks, loopback_fabric, of_card
 
@@ -41,9 +42,10 @@ def predict_measured(step: Mapping[str, Any]) -> Prediction:
         layout=Layout(tp=_tp_of(step)),
         workload=Workload(concurrency=step["concurrency"], context=step["context"], kv_dtype=step["kv_dtype"]),
         machine=machine_for(step, load_machine(PROFILES[step["machine"]])),
+        path=find_path(step["path"], with_switches=tuple(step["switches"]), kernel_set="own"),
         skew=Skew.OFF if num_gpus == 1 else Skew.EXPECTED,
     )
-    return predict(question, find_path(step["path"], with_switches=tuple(step["switches"]), kernel_set="own"))
+    return predict(question)
 
 
 def machine_for(step: Mapping[str, Any], machine: Machine) -> Machine:

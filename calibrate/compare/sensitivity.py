@@ -14,12 +14,12 @@ from functools import partial
 from typing import Any
 
 from k3sim.calibrate.compare.claims import judge_claims
-from k3sim.calibrate.compare.commands import asked
 from k3sim.calibrate.compare.validate import NUM_DRAWS, run_tasks
 from k3sim.calibrate.evidence.scenarios import Figure, load_scenario, shipped_scenarios
 from k3sim.errors import UserError
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import predict
+from k3sim.sim.question import question_of
 
 SCENARIO = "gb300-one-user"
 NUM_VALUES = 5
@@ -83,7 +83,7 @@ def sensitivity(
     judged = [one for one in claim.figures if one.answer is not None and not one.series]
     if not judged:
         raise UserError(f"claim {scenario!r} has no figure that is judged: {claim.verdict}")
-    machine = asked(judged[0].figure.sides[0].command).question.machine
+    machine = question_of(judged[0].figure.sides[0].command).machine
     moved = [field for field, origin in machine.provenance.items() if origin.low != origin.high]
     commands = sorted({c for one in judged for c in (one.figure.sides[0].command, one.figure.sides[0].against)} - {""})
     cases = [(field, command) for field in moved for command in commands]
@@ -159,13 +159,12 @@ def _scaled(machine: Machine, field: str, factor: float) -> Machine:
 
 
 def _step_us(command: str, field: str, factor: float) -> float:
-    case = asked(command)
-    machine = _scaled(case.question.machine, field, factor)
-    return predict(replace(case.question, machine=machine), case.path).step_us
+    question = question_of(command)
+    return predict(replace(question, machine=_scaled(question.machine, field, factor))).step_us
 
 
 def _ends_us(field: str, command: str) -> tuple[float, float]:
-    machine = asked(command).question.machine
+    machine = question_of(command).machine
     origin, value = machine.provenance[field], _value(machine, field)
     low, high = (_step_us(command, field, bound / value) if value else 0.0 for bound in (origin.low, origin.high))
     return low, high

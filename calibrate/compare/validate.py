@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
-from k3sim.calibrate.compare.commands import asked
 from k3sim.calibrate.compare.ladders import JudgedStep, judge, part_sets, step_ms
 from k3sim.calibrate.evidence import Evidence, Ladder, load_evidence, load_ladders
 from k3sim.errors import UserError
@@ -28,6 +27,7 @@ from k3sim.sim.intervals import draw_machines, interval_around
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import Prediction, predict
 from k3sim.sim.profile import load_machine
+from k3sim.sim.question import question_of
 from k3sim.sim.timeline.timeline import PS_PER_US
 
 LOOPS = 12  # calls of a kernel back to back; the first ones are not counted
@@ -210,14 +210,13 @@ def _drawn(machine: str, num_draws: int, seed: int) -> list[Machine]:
 
 def draws_of(command: str, num_draws: int, seed: int) -> list[Prediction]:
     """The command's prediction on each drawn machine; the same draws for all commands on one machine."""
-    case = asked(command)
-    machines = _drawn(case.question.machine.name, num_draws, seed)
-    return [predict(replace(case.question, machine=one), case.path) for one in machines]
+    question = question_of(command)
+    machines = _drawn(question.machine.name, num_draws, seed)
+    return [predict(replace(question, machine=one)) for one in machines]
 
 
 def _of_command(command: str, stages: Sequence[tuple[str, str, int]], num_draws: int, seed: int) -> dict[str, Values]:
-    case = asked(command)
-    predictions = [predict(case.question, case.path), *draws_of(command, num_draws, seed)]
+    predictions = [predict(question_of(command)), *draws_of(command, num_draws, seed)]
     step, *steps = [one.step_us for one in predictions]
     found: dict[str, Values] = {"step": (step, steps)}
     for key in stages:

@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate import located_json
-from k3sim.calibrate.compare.commands import asked
 from k3sim.calibrate.located_json import Located
 from k3sim.errors import UserError
 from k3sim.kernels.costs import all_costs
 from k3sim.sim.profile import machine_names
+from k3sim.sim.question import question_of
 
 FOLDER = Path(__file__).parent
 SCHEMA_VERSION = 1
@@ -85,7 +85,7 @@ class Evidence:
     @property
     def tokens(self) -> int:
         """Tokens of one step that the unit counts: of one user, or of all of them."""
-        return asked(self.command).question.workload.concurrency if self.unit == "tok/s" else 1
+        return question_of(self.command).workload.concurrency if self.unit == "tok/s" else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ class Ladder:
 
     @property
     def all_layers(self) -> int:
-        return asked(self.command).question.architecture.num_layers
+        return question_of(self.command).architecture.num_layers
 
 
 def files() -> list[Path]:
@@ -211,7 +211,7 @@ def _how(document: Located, at: Keys, kind: str, name: str) -> dict[str, Any]:
     if kind == "stage":
         found["stage"], found["origin"] = text(document, (*at, "stage")), text(document, (*at, "origin"))
         found["layer"] = whole(document, (*at, "layer"), 1, 92)
-        rows = {row.stage for table in asked(fields["command"]).path.tables.values() for row in table}
+        rows = {row.stage for table in question_of(fields["command"]).path.tables.values() for row in table}
         for key in ("stage", "origin"):
             choice(document, (*at, key), sorted(rows))
     return found
@@ -253,7 +253,7 @@ def _ladder(document: Located, at: Keys) -> Ladder:
     choice(document, (*at, "hardware"), HARDWARE)
     unit = choice(document, (*at, "unit"), ("ms", "tok/s/user"))
     command = timeline_command(document, (*at, "command"))
-    layers = whole(document, (*at, "layers"), 1, asked(command).question.architecture.num_layers)
+    layers = whole(document, (*at, "layers"), 1, question_of(command).architecture.num_layers)
     found = at_keys(document, (*at, "steps"))
     if not isinstance(found, list) or len(found) < 2:
         document.refuse((*at, "steps"), "steps is not a list of two or more; accepted: where it begins, then each step")
@@ -336,7 +336,7 @@ def date(document: Located, keys: Keys) -> str:
     return found
 
 
-def timeline_command(document: Located, keys: Keys, check: Callable[[str], Any] = asked) -> str:
+def timeline_command(document: Located, keys: Keys, check: Callable[[str], Any] = question_of) -> str:
     """A ``k3sim timeline`` that can be asked."""
     found = text(document, keys)
     try:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate import located_json
-from k3sim.calibrate.compare.commands import asked, options_of, workload_has
 from k3sim.calibrate.evidence import FOLDER, Keys, at_keys, choice, date, keys_of, number, text, timeline_command
 from k3sim.calibrate.located_json import Located
 from k3sim.sim.profile import machine_names
+from k3sim.sim.question import has_option, question_of, read_command
 
 SCENARIOS = FOLDER / "claims"
 SCHEMA_VERSION = 1
@@ -29,7 +29,7 @@ UNITS: Mapping[str, tuple[float, float]] = {
 }
 #: What a figure may need, and whether this version has it.
 CAPABILITIES: Mapping[str, Callable[[], bool]] = {
-    "speculation": lambda: workload_has("drafted-tokens") and workload_has("accepted-tokens"),
+    "speculation": lambda: has_option("drafted-tokens") and has_option("accepted-tokens"),
     "prefill kernels": lambda: find_spec("k3sim.kernels.kda_prefill") is not None,
     "a TPU v7 profile": lambda: "tpu-v7" in machine_names(),
     "an Ascend profile": lambda: "ascend-910c" in machine_names(),
@@ -149,7 +149,7 @@ def _side(document: Located, at: Keys, *, ratio: bool, needs: Sequence[str]) -> 
     whole = ("label", "unit", "value", "needs", "about") if at[0] == "figures" and len(at) == 2 else ()
     fields = keys_of(document, at, own, (*whole, "outside_ms", "output_tokens"))
     missing = [one for one in needs if not CAPABILITIES[one]()]
-    check: Callable[[str], Any] = partial(options_of, later=True) if missing else asked
+    check: Callable[[str], Any] = partial(read_command, not_yet=True) if missing else question_of
     outside = {name for name in ("outside_ms", "output_tokens") if name in fields}
     if outside and (len(outside) < 2 or not ratio):
         document.refuse(at, "outside_ms and output_tokens belong together, on a figure with 'against'")

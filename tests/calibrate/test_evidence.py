@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from k3sim.calibrate import evidence, located_json
-from k3sim.calibrate.compare import claims, commands, ladders, sensitivity, validate
+from k3sim.calibrate.compare import claims, ladders, sensitivity, validate
 from k3sim.calibrate.compare.validation_page import page
 from k3sim.calibrate.evidence import scenarios
 from k3sim.cli import main
 from k3sim.errors import UserError
 from k3sim.model.layout import Workload
 from k3sim.model.paths import find_path
-from k3sim.options import Options
 from k3sim.sim.predict import predict
+from k3sim.sim.question import has_option, question_of, read_command
 
 ROOT = Path(__file__).parents[2]
 RECORDS = evidence.load_evidence()
@@ -50,24 +51,16 @@ def test_every_record_says_what_predicts_it() -> None:
         if one.kind == "kernel":
             assert one.command == f"k3sim validate {one.id}"
         else:
-            assert commands.asked(one.command).question.machine.name == one.hardware
+            assert question_of(one.command).machine.name == one.hardware
             if one.layout.startswith("TP"):
-                layout = commands.asked(one.command).question.layout
+                layout = question_of(one.command).layout
                 assert one.layout.startswith(f"TP{layout.tp}") and layout.num_gpus == one.num_gpus, one.id
 
 
-def test_commands_are_read_as_the_command_line_reads_them() -> None:
-    defaults = {name.replace("-", "_"): value for name, value in commands.DEFAULTS.items()}
-    assert defaults == {name: getattr(Options(), name) for name in defaults}
-    from k3sim.ask import ask
-
+def test_commands_are_written_as_they_are_read() -> None:
     for command in {one.command for one in RECORDS if one.kind == "step"}:
-        options = commands.options_of(command)
-        named = {"with_switches": tuple(options.pop("with")), "without": tuple(options.pop("without"))}
-        asked = Options(**{key.replace("-", "_"): value for key, value in options.items()}, **named)
-        assert commands.options_of(asked.command()) == commands.options_of(command)
-        question, path = ask(asked)
-        assert (question, path) == (commands.asked(command).question, commands.asked(command).path)
+        options = read_command(command)
+        assert read_command(options.command()) == options
 
 
 def test_no_prediction_reads_the_evidence() -> None:
@@ -179,7 +172,7 @@ def test_rates_and_times_are_two_views_of_one_step(tmp_path: Path) -> None:
     ]
     records = evidence.load_evidence([write(tmp_path / "mine.json", *table)])
     ms, us, user, everyone = validate.validate(records=records, num_draws=2).rows
-    step_us = predict(*(lambda asked: (asked.question, asked.path))(commands.asked(command))).step_us
+    step_us = predict(question_of(command)).step_us
     assert ms.predicted == pytest.approx(step_us / 1e3)
     assert us.predicted == pytest.approx(step_us)
     assert user.predicted == pytest.approx(1e6 / step_us)
@@ -244,9 +237,10 @@ def test_rows_that_are_not_judged_are_not_counted() -> None:
 
 def test_all_parts_together_are_the_fused_path_and_none_are_stock() -> None:
     for command in ("k3sim timeline --machine gb200", "k3sim timeline --tp 8 --dcp 8 --concurrency 12"):
-        question = commands.asked(command).question
+        question = question_of(command)
         for parts, name in ((ladders.PARTS, "fused"), ((), "stock")):
-            assert ladders.step_ms(command, parts) == pytest.approx(predict(question, find_path(name)).step_us / 1e3)
+            step_us = predict(replace(question, path=find_path(name))).step_us
+            assert ladders.step_ms(command, parts) == pytest.approx(step_us / 1e3)
 
 
 def test_each_part_changes_the_step_and_belongs_to_one_switch() -> None:
@@ -328,7 +322,7 @@ def test_time_outside_decode_dilutes_a_gain_as_arithmetic_says(tmp_path: Path) -
     (diluted,) = claims.judge_claims([scenarios.load_scenario(mixed)], num_draws=2)
     assert plain.figures[0].answer is not None and diluted.figures[0].answer is not None
     after, before = (
-        predict(commands.asked(command).question, commands.asked(command).path).step_us
+        predict(question_of(command)).step_us
         for command in ("k3sim timeline", "k3sim timeline --path stock")
     )
     assert plain.figures[0].answer.predicted == pytest.approx(before / after)
@@ -348,10 +342,12 @@ def test_a_need_is_checked_and_not_typed(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_speculation_counts_once_the_workload_has_it() -> None:
-    assert not commands.workload_has("drafted-tokens") or "drafted_tokens" in Workload.__dataclass_fields__
-    assert scenarios.CAPABILITIES["speculation"]() == commands.workload_has("drafted-tokens")
-    words = commands.options_of("k3sim timeline --drafted-tokens 7 --accepted-tokens 6", later=True)
-    assert (words["drafted-tokens"], words["accepted-tokens"]) == (7, 6)
+    assert has_option("drafted-tokens") == ("drafted_tokens" in Workload.__dataclass_fields__)
+    assert scenarios.CAPABILITIES["speculation"]() == has_option("drafted-tokens")
+    options = read_command("k3sim timeline --tp 8 --drafted-tokens 7 --accepted-tokens 6", not_yet=True)
+    assert options.tp == 8
+    with pytest.raises(UserError, match="--drafted-tokens is 'many'; accepted: a whole number"):
+        read_command("k3sim timeline --drafted-tokens many", not_yet=True)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import find_path
 from k3sim.sim.components.skew import Skew
-from k3sim.sim.predict import Prediction, Question, predict
+from k3sim.sim.predict import Prediction, predict
 from k3sim.sim.profile import load_machine
+from k3sim.sim.question import Question
 from k3sim.sim.timeline.fold import Cell, Fold, cells, expand, fold_layers, folded_step_ps
 from k3sim.sim.timeline.timeline import Counter, KernelRun, Phase, Span, Timeline
 
@@ -114,9 +115,10 @@ def both(path: str, skew: Skew, machine: str, **layout: int) -> tuple[Prediction
         layout=Layout(**layout),  # type: ignore[arg-type]
         workload=workload,
         machine=load_machine(machine),
+        path=find_path(path),
         skew=skew,
     )
-    return predict(question, find_path(path)), predict(replace(question, folded=False), find_path(path))
+    return predict(question), predict(replace(question, folded=False))
 
 
 LAYOUTS = (
@@ -155,10 +157,14 @@ def test_the_folded_step_is_the_full_one(path: str, skew: Skew, layout: dict[str
 def test_the_folded_step_of_own_kernels_is_the_full_one(path: str) -> None:
     """Their tables have a row for snapshot layers alone."""
     question = Question(
-        architecture=K3, layout=Layout(tp=16), workload=Workload(), machine=load_machine("h200"), skew=Skew.OFF
+        architecture=K3,
+        layout=Layout(tp=16),
+        workload=Workload(),
+        machine=load_machine("h200"),
+        path=find_path(path, kernel_set="own"),
+        skew=Skew.OFF,
     )
-    folded = predict(question, find_path(path, kernel_set="own"))
-    full = predict(replace(question, folded=False), find_path(path, kernel_set="own"))
+    folded, full = predict(question), predict(replace(question, folded=False))
     assert folded.step_us == pytest.approx(full.step_us, rel=0.001)
     assert folded.moved_bytes == full.moved_bytes
     stages = [(one.layer, one.stage) for one in full.timeline.kernels]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 
@@ -12,15 +11,20 @@ from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import find_path
 from k3sim.sim.intervals import draw_machines, interval_around, quantiles, step_us_interval
 from k3sim.sim.machine import Machine
-from k3sim.sim.predict import Question, predict
+from k3sim.sim.predict import predict
 from k3sim.sim.profile import load_machine
+from k3sim.sim.question import Question
 
 H200 = load_machine("h200")
 
 
-def question(machine: Machine, **how: Any) -> Question:
+def question(machine: Machine, path: str = "fused") -> Question:
     return Question(
-        architecture=load_architecture(), layout=Layout(tp=16), workload=Workload(), machine=machine, **how
+        architecture=load_architecture(),
+        layout=Layout(tp=16),
+        workload=Workload(),
+        machine=machine,
+        path=find_path(path),
     )
 
 
@@ -91,24 +95,24 @@ def test_an_interval_holds_its_prediction() -> None:
 
 
 def test_a_machine_known_exactly_gives_no_interval() -> None:
-    asked, path = question(exact(H200)), find_path("fused")
-    step_us = predict(asked, path).step_us
-    assert step_us_interval(asked, path, num_draws=2) == (step_us, step_us)
+    asked = question(exact(H200))
+    step_us = predict(asked).step_us
+    assert step_us_interval(asked, num_draws=2) == (step_us, step_us)
 
 
 def test_the_interval_of_a_step_is_that_of_what_it_is_made_of() -> None:
     """Every one of the stock path's kernel boundaries has a release: half a microsecond more is found in each."""
-    asked, path = question(exact(H200, grid_completion_s=9e-7)), find_path("stock")
-    step_us = predict(asked, path).step_us
-    low, high = step_us_interval(asked, path, num_draws=12)
+    asked = question(exact(H200, grid_completion_s=9e-7), "stock")
+    step_us = predict(asked).step_us
+    low, high = step_us_interval(asked, num_draws=12)
     assert low == step_us  # nothing can be faster
-    slowest = predict(question(dataclasses.replace(H200, grid_completion_s=9e-7)), path).step_us
+    slowest = predict(question(dataclasses.replace(H200, grid_completion_s=9e-7), "stock")).step_us
     assert high == pytest.approx(slowest, rel=0.03)
     assert high > 1.03 * step_us
 
 
 def test_the_interval_is_the_same_for_the_same_seed() -> None:
-    asked, path = question(H200), find_path("fused")
-    first, again, other = (step_us_interval(asked, path, num_draws=3, seed=seed) for seed in (4, 4, 5))
+    asked = question(H200)
+    first, again, other = (step_us_interval(asked, num_draws=3, seed=seed) for seed in (4, 4, 5))
     assert first == again != other
-    assert first[0] <= predict(asked, path).step_us <= first[1]
+    assert first[0] <= predict(asked).step_us <= first[1]

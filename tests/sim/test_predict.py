@@ -15,8 +15,9 @@ from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.program import build_program
 from k3sim.sim.components.skew import Skew
 from k3sim.sim.engine import simulate
-from k3sim.sim.predict import Prediction, Question, difference_us, ladder, leave_one_out, predict
+from k3sim.sim.predict import Prediction, difference_us, ladder, leave_one_out, predict
 from k3sim.sim.profile import load_machine
+from k3sim.sim.question import Question
 from k3sim.sim.timeline.critical_path import Part
 from k3sim.sim.timeline.timeline import Timeline
 
@@ -34,14 +35,14 @@ def question(
         layout=layout,
         workload=Workload(concurrency=concurrency, context=context),
         machine=load_machine(machine),
-        **how,  # type: ignore[arg-type]
+        **{"path": find_path("fused"), **how},  # type: ignore[arg-type]
     )
 
 
 @lru_cache
 def of_switches(tp: int, switches: frozenset[str]) -> Prediction:
     given = tuple(s for s in SWITCHES if s in switches)
-    return predict(question(tp=tp), find_path("fused", with_switches=given) if given else find_path("stock"))
+    return predict(question(tp=tp, path=find_path("fused", with_switches=given) if given else find_path("stock")))
 
 
 # -- optimisations --------------------------------------------------------------------------------------------------
@@ -58,8 +59,8 @@ def test_the_ladder_goes_from_stock_to_all_switches() -> None:
     steps = ladder(question())
     assert [label for label, _ in steps] == ["stock", *(f"+ {switch}" for switch in SWITCHES)]
     assert [step.path.switches for _, step in steps] == [frozenset(SWITCHES[:count]) for count in range(5)]
-    assert steps[0][1].step_ps == predict(question(), find_path("stock")).step_ps
-    assert steps[-1][1].step_ps == predict(question(), find_path("fused")).step_ps
+    assert steps[0][1].step_ps == predict(question(path=find_path("stock"))).step_ps
+    assert steps[-1][1].step_ps == predict(question(path=find_path("fused"))).step_ps
 
 
 def test_leaving_one_out_takes_one_switch_from_all() -> None:
@@ -69,14 +70,14 @@ def test_leaving_one_out_takes_one_switch_from_all() -> None:
 
 
 def test_differences_sum_to_the_difference_of_the_steps() -> None:
-    before, after = (predict(question(), find_path(path)) for path in ("stock", "fused"))
+    before, after = (predict(question(path=find_path(path))) for path in ("stock", "fused"))
     assert sum(difference_us(before, after).values()) == pytest.approx(after.step_us - before.step_us)
     assert {part for part, value in difference_us(before, before).items() if value} == set()
 
 
 def test_contributions_sum_to_the_step_largest_first() -> None:
     for path in PATHS:
-        prediction = predict(question(), find_path(path))
+        prediction = predict(question(path=find_path(path)))
         shares = [duration_us for _, _, duration_us in prediction.contributions()]
         assert sum(shares) == pytest.approx(prediction.step_us)
         assert shares == sorted(shares, reverse=True)
@@ -84,33 +85,32 @@ def test_contributions_sum_to_the_step_largest_first() -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_more_work_takes_longer(path: str) -> None:
-    by_concurrency = [predict(question(tp=8, concurrency=c), find_path(path)).step_us for c in (1, 4, 16, 64)]
+    by_concurrency = [predict(question(tp=8, concurrency=c, path=find_path(path))).step_us for c in (1, 4, 16, 64)]
     assert by_concurrency == sorted(by_concurrency)
-    by_context = [predict(question(context=c), find_path(path)).step_us for c in (512, 8192, 131_072, 1_048_576)]
+    by_context = [predict(question(context=c, path=find_path(path))).step_us for c in (512, 8192, 131_072, 1_048_576)]
     assert by_context == sorted(by_context)
 
 
 @pytest.mark.parametrize("path", ("fused", "megakernel"))
 def test_a_short_context_takes_no_longer(path: str) -> None:
-    assert (
-        predict(question(context=1), find_path(path)).step_us <= predict(question(context=512), find_path(path)).step_us
-    )
+    one, many = (predict(question(context=context, path=find_path(path))) for context in (1, 512))
+    assert one.step_us <= many.step_us
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_experts_that_are_popular_or_lie_together_change_what_is_read(path: str) -> None:
     asked = question(concurrency=16)
-    uniform, skewed = (predict(replace(asked, routing_skew=skew), find_path(path)) for skew in (0.0, 0.784))
+    uniform, skewed = (predict(replace(asked, routing_skew=skew, path=find_path(path))) for skew in (0.0, 0.784))
     assert skewed.moved_bytes < uniform.moved_bytes
-    cut, spread = (predict(question(ep=ep), find_path(path)) for ep in (1, 16))
+    cut, spread = (predict(question(ep=ep, path=find_path(path))) for ep in (1, 16))
     assert spread.moved_bytes > cut.moved_bytes  # the busiest rank has three experts, not its sixteenth of each
 
 
 def test_padding_is_what_the_path_does_unless_asked() -> None:
     fused, stock = find_path("fused"), find_path("stock")
-    assert predict(question(pad_experts=True), fused).moved_bytes > predict(question(), fused).moved_bytes
-    assert predict(question(pad_experts=False), stock).moved_bytes < predict(question(), stock).moved_bytes
-    assert predict(question(pad_experts=True), stock).moved_bytes == predict(question(), stock).moved_bytes
+    assert predict(question(pad_experts=True, path=fused)).moved_bytes > predict(question(path=fused)).moved_bytes
+    assert predict(question(pad_experts=False, path=stock)).moved_bytes < predict(question(path=stock)).moved_bytes
+    assert predict(question(pad_experts=True, path=stock)).moved_bytes == predict(question(path=stock)).moved_bytes
 
 
 # -- conservation ---------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def resource_bytes(timeline: Timeline, resource: str, rank: int) -> float:
 @pytest.mark.parametrize("concurrency", (1, 16))
 @pytest.mark.parametrize("path", PATHS)
 def test_what_kernels_asked_for_is_what_the_resources_served(path: str, concurrency: int) -> None:
-    prediction = predict(question(concurrency=concurrency, folded=False), find_path(path))
+    prediction = predict(question(concurrency=concurrency, folded=False, path=find_path(path)))
     runs = prediction.timeline.kernels
     hbm, l2, sent = (sum(getattr(run, name) for run in runs) for name in ("hbm_bytes", "l2_bytes", "sent_bytes"))
     # Each transfer may offer up to one picosecond of its rate, some eight bytes, more than was left.
@@ -182,7 +182,7 @@ def test_the_expected_skew_is_near_the_mean_of_sampled_ones(path: str) -> None:
 
 
 def test_skew_shows_as_slower_peers_and_no_skew_as_none() -> None:
-    off, expected = (predict(question(skew=skew), find_path("fused")) for skew in (Skew.OFF, Skew.EXPECTED))
+    off, expected = (predict(question(skew=skew, path=find_path("fused"))) for skew in (Skew.OFF, Skew.EXPECTED))
     assert Part.SLOWER_PEER not in off.waits_ps
     added_ps = expected.step_ps - off.step_ps
     # It hides other waits, such as side streams that end meanwhile, but not more than as much again.
@@ -202,20 +202,20 @@ def test_the_expected_form_of_a_sampled_question_is_folded_and_has_one_rank() ->
 @pytest.mark.parametrize("machine", ("gb300", "h200"))
 def test_no_step_beats_the_floor(path: str, machine: str) -> None:
     for concurrency in (1, 16, 64):
-        prediction = predict(question(machine, 8, concurrency=concurrency), find_path(path))
+        prediction = predict(question(machine, 8, concurrency=concurrency, path=find_path(path)))
         assert prediction.step_us > prediction.floor_us
         assert prediction.tokens_per_second_per_user == pytest.approx(1e6 / prediction.step_us)
 
 
 def test_the_floor_is_bytes_over_the_read_ceiling() -> None:
-    prediction = predict(question(folded=False), find_path("stock"))
+    prediction = predict(question(folded=False, path=find_path("stock")))
     machine = load_machine("gb300")
     assert prediction.floor_us == pytest.approx(prediction.moved_bytes / machine.hbm_read_bytes_per_s * 1e6)
 
 
 def test_a_faster_machine_is_faster() -> None:
     base = question()
-    before = {path: predict(base, find_path(path)).step_ps for path in PATHS}
+    before = {path: predict(replace(base, path=find_path(path))).step_ps for path in PATHS}
     for change in (
         {"hbm_read_bytes_per_s": base.machine.hbm_read_bytes_per_s * 1.1},
         {"launch_latency_s": 0.0},
@@ -227,5 +227,5 @@ def test_a_faster_machine_is_faster() -> None:
         machine = replace(base.machine, **change)  # type: ignore[arg-type]
         for path in PATHS:
             # Not to the last picosecond: what is launched earlier asks for weights in front of what others wait for.
-            step_ps = predict(replace(base, machine=machine), find_path(path)).step_ps
+            step_ps = predict(replace(base, machine=machine, path=find_path(path))).step_ps
             assert step_ps <= 1.001 * before[path], (change, path)

@@ -11,8 +11,9 @@ from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.step import Path
 from k3sim.sim.components.skew import Skew
-from k3sim.sim.predict import Prediction, Question, predict
+from k3sim.sim.predict import Prediction, predict
 from k3sim.sim.profile import load_machine, machine_names
+from k3sim.sim.question import Question
 from k3sim.sim.timeline.critical_path import WORK_PARTS, Part, Segment, critical_path, cut, waits_ps
 from k3sim.sim.timeline.timeline import KernelRun, Phase, Span, Timeline
 
@@ -225,7 +226,7 @@ def test_the_grid_has_every_machine_size_and_workload() -> None:
 )
 def test_parts_sum_to_the_step(path: str, machine: str, tp: int, workload: Workload) -> None:
     skew = Skew.OFF if (tp + workload.concurrency) % 3 == 0 else Skew.EXPECTED
-    check(predict(question(machine, tp, workload, skew), find_path(path)))
+    check(predict(question(machine, tp, workload, skew, path=find_path(path))))
 
 
 def subsets() -> list[Path]:
@@ -238,12 +239,12 @@ def subsets() -> list[Path]:
 @pytest.mark.parametrize("path", subsets(), ids=lambda path: "+".join(sorted(path.switches)) or "none")
 def test_parts_sum_to_the_step_for_every_set_of_switches(path: Path) -> None:
     for skew in (Skew.OFF, Skew.EXPECTED):
-        check(predict(question("gb300", 16, Workload(), skew), path))
+        check(predict(question("gb300", 16, Workload(), skew, path=path)))
 
 
 @pytest.mark.parametrize("path", ("stock", "fused", "megakernel"))
 def test_parts_sum_to_the_step_of_the_slowest_rank(path: str) -> None:
-    check(predict(question("gb300", 8, Workload(), Skew.SAMPLED, folded=False, seed=3), find_path(path)))
+    check(predict(question("gb300", 8, Workload(), Skew.SAMPLED, folded=False, seed=3, path=find_path(path))))
 
 
 @pytest.mark.parametrize(
@@ -258,5 +259,6 @@ def test_parts_sum_to_the_step_of_the_slowest_rank(path: str) -> None:
 )
 @pytest.mark.parametrize("path", ("stock", "fused", "megakernel"))
 def test_parts_sum_to_the_step_with_experts_and_context_spread(path: str, layout: Layout, workload: Workload) -> None:
-    asked = Question(architecture=K3, layout=layout, workload=workload, machine=load_machine("gb300"))
-    check(predict(asked, find_path(path)))
+    machine = load_machine("gb300")
+    asked = Question(architecture=K3, layout=layout, workload=workload, machine=machine, path=find_path(path))
+    check(predict(asked))
