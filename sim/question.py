@@ -1,8 +1,8 @@
 """A question, from what a user writes to what is simulated: Options -> Question.
 
 The fields of ``Options`` are the one table of options. The command line, the Python interface, the sides of
-``k3sim compare``, the commands in files of published results and claims, and the reproducing command of a report all go by it, so
-that an option is added in one place and read in one way.
+``k3sim compare``, the commands in files of published results and claims, and the reproducing command of a report all
+go by it, so that an option is added in one place and read in one way.
 """
 
 from __future__ import annotations
