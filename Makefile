@@ -1,13 +1,14 @@
 # Every target works in a fresh checkout: it needs Python 3.10 to 3.13 with venv, and a package registry.
 #
 #   make timeline    predict one decode step for one user; files in k3sim-out/
-#   make test        the tests, the documented commands among them
+#   make test        the tests but the slow ones: four minutes on two cores
+#   make test-slow   the slow ones: whole steps in many layouts, fits, builds of all kernels, every documented command
 #   make kernel-tools  add torch and CUTLASS, with which make test also checks and builds the kernels; no GPU needed
 #   make lint        style
 #   make typecheck   build the wheel, install it apart, check its types as a user's checker sees them
 #   make wheel       the same installation, its size and contents checked, the default command run from it
 #   make docs        only the documented commands and examples
-#   make bench       start-up, speed, memory and repeatability against their budgets
+#   make bench       start-up, speed, memory, repeatability and the kernels against their budgets
 #   make readme      rewrite what README.md and docs/measurements.md show of a run (the picture needs chromium)
 #   make clean       remove what the targets made
 
@@ -16,15 +17,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 WHEEL_BIN := build/installed/bin
 PIP_INSTALL := -m pip --disable-pip-version-check --quiet install
+# One worker a core; a file stays with one worker, for what its tests share.
+PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := timeline
-.PHONY: timeline test kernel-tools lint typecheck wheel docs bench readme picture clean
+.PHONY: timeline test test-slow kernel-tools lint typecheck wheel docs bench readme picture clean
 
 timeline: $(VENV)/.base
 	$(BIN)/k3sim timeline --concurrency 1
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m 'not slow'
+
+test-slow: $(VENV)/.test
+	$(PYTEST) -m slow
 
 kernel-tools: $(VENV)/.kernel-tools
 
