@@ -49,6 +49,7 @@ PREDICTING = [path for path in sources().values() if part_of(path) in ("model", 
 KNOWN_CYCLES = [
     ["k3sim", "k3sim.report"],
     ["k3sim.kernels.multi_gpu.check", "k3sim.kernels.multi_gpu.decode_steps"],
+    ["k3sim.sim.profile", "k3sim.sim.profile_rules"],
 ]
 
 
