@@ -15,8 +15,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from k3sim.errors import UserError
-from k3sim.sim.question import Options
 from k3sim.version import VERSION as __version__
+
+try:
+    from k3sim.sim.question import Options
+except ModuleNotFoundError as error:
+    if error.name != "k3sim.sim":
+        raise
+    # The rooms stand beside this folder in a checkout, and under it only where the package is installed.
+    raise ImportError(
+        "k3sim was found as a folder of a checkout, which hides the installed package: "
+        "run Python from another folder, or install the checkout with 'pip install --editable .'"
+    ) from None
 
 if TYPE_CHECKING:
     import pandas

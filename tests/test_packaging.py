@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -76,6 +77,16 @@ def test_every_data_file_matches_a_wheel_pattern(project: dict[str, Any]) -> Non
         if not any(len(Path(one).parts) == len(inside.parts) and inside.match(one) for one in patterns["*"]):
             unlisted.append(str(path))
     assert unlisted == []
+
+
+def test_a_checkouts_folder_says_how_to_run(tmp_path: Path) -> None:
+    """From the root of a checkout the folder ``k3sim`` hides a package that is installed without ``--editable``."""
+    shutil.copytree(ROOT / "k3sim", tmp_path / "k3sim", ignore=shutil.ignore_patterns("__pycache__"))
+    # -S: as if nothing were installed
+    done = subprocess.run([sys.executable, "-S", "-m", "k3sim"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    said = done.stderr.splitlines()[-1]
+    assert "run Python from another folder, or install the checkout with 'pip install --editable .'" in said
 
 
 def test_plain_requirements_bring_no_gpu_package(project: dict[str, Any]) -> None:
