@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.compare.validate import Row
-from k3sim.kernels.rank.weights import subset
 from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import SWITCHES, find_path
+from k3sim.model.subset import subset
 from k3sim.sim.components.skew import Skew
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import Prediction, predict

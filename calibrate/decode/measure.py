@@ -150,8 +150,8 @@ def build(case: Case, weights: RankWeights) -> tuple[Rank, Step]:
     """
     import torch
 
+    from k3sim.kernels.rank.call_table import KERNEL_CALLS
     from k3sim.kernels.rank.exchange import connect_kernels, connect_symmetric
-    from k3sim.kernels.rank.kernel_calls import KERNEL_CALLS
     from k3sim.kernels.rank.state import build_rank, clear
     from k3sim.kernels.rank.step import Step
 

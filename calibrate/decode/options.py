@@ -82,7 +82,7 @@ def case_of(options: DecodeOptions) -> Case:
     """Check everything that needs no GPU. Raises UserError."""
     from k3sim.kernels.device.timestamps import checked
     from k3sim.kernels.multi_gpu.symmetric import check_standing
-    from k3sim.kernels.rank.weights import subset
+    from k3sim.model.subset import subset
 
     checked(options.timestamps_of)
     architecture = load_architecture()

@@ -27,7 +27,7 @@ def all_reduces(gpu: LinkGpu, recorder: LinkRecorder) -> None:
 
     from k3sim.kernels.multi_gpu.hand_overs import Arena
     from k3sim.kernels.proj_allreduce.launch import BUFFERS, CONTROL_WORDS, ReceiveBuffers
-    from k3sim.kernels.unfused.launch import all_reduce
+    from k3sim.kernels.unfused.exchange_launch import all_reduce
 
     shapes = [(1, 4096), (1, 7168), (2, 7168), (4, 8192), (8, 8192), (16, 8192)]
 
@@ -87,7 +87,7 @@ def projections(gpu: LinkGpu, recorder: LinkRecorder) -> None:
     from k3sim.kernels.multi_gpu.hand_overs import Arena
     from k3sim.kernels.proj_allreduce import launch
     from k3sim.kernels.proj_allreduce.cases import consumer_operands
-    from k3sim.kernels.unfused.launch import all_reduce
+    from k3sim.kernels.unfused.exchange_launch import all_reduce
 
     device = gpu.group.device
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.toolchain.compile_cache import compiled, get_cutlass
+from k3sim.kernels.toolchain.compile_cache import compiled_kernel
 
 if TYPE_CHECKING:
     import torch
@@ -18,15 +17,16 @@ MAX_SNAPSHOTS = 8
 FOUR_BLOCKS_MAX_ROWS = 33
 
 
-@cache
-def _kernel(kernel: str, num_snapshots: int, has_delta: bool, cluster: int, pdl: bool) -> Any:
-    get_cutlass()
-    from k3sim.kernels.attn_res.kernel import AttnResConfiguration, compile_attn_res
-
-    configuration = AttnResConfiguration(
-        kernel=kernel, num_snapshots=num_snapshots, has_delta=has_delta, cluster=cluster, pdl=pdl
+def _kernel(kernel: str, num_snapshots: int, has_delta: bool, rows: int, pdl: bool) -> Any:
+    return compiled_kernel(
+        "attn_res.kernel",
+        "compile_attn_res",
+        kernel=kernel,
+        num_snapshots=num_snapshots,
+        has_delta=has_delta,
+        cluster=chosen_cluster(rows),
+        pdl=pdl,
     )
-    return compiled(configuration, lambda: compile_attn_res(configuration))
 
 
 def chosen_cluster(rows: int) -> int:
@@ -91,7 +91,7 @@ def attn_res(
     _check_snapshots(snapshots, num_snapshots, rows, 0, prefix)
     _check_vectors(prefix, query_norm=query_norm, query=query, norm_weight=norm_weight)
     check_on_gpu("prefix", prefix)
-    _kernel("combine", num_snapshots, delta is not None, chosen_cluster(rows), pdl)(
+    _kernel("combine", num_snapshots, delta is not None, rows, pdl)(
         snapshots, prefix, prefix if delta is None else delta, query_norm, query, norm_weight, out
     )
     return out
@@ -123,9 +123,7 @@ def snapshot_part(
     _check_snapshots(snapshots, num_snapshots, rows, 1, weighted)
     _check_vectors(weighted, query_norm=query_norm, query=query)
     check_on_gpu("weighted", weighted)
-    _kernel("snapshot_part", num_snapshots, False, chosen_cluster(rows), pdl)(
-        snapshots, query_norm, query, stats, weighted
-    )
+    _kernel("snapshot_part", num_snapshots, False, rows, pdl)(snapshots, query_norm, query, stats, weighted)
 
 
 def fold_prefix(
@@ -154,7 +152,7 @@ def fold_prefix(
     check_tensor("weighted", weighted, dtypes=(torch.float32,), shape=(rows, HIDDEN), like=prefix)
     _check_vectors(prefix, query_norm=query_norm, query=query, norm_weight=norm_weight)
     check_on_gpu("prefix", prefix)
-    _kernel("fold_prefix", 0, delta is not None, chosen_cluster(rows), pdl)(
+    _kernel("fold_prefix", 0, delta is not None, rows, pdl)(
         stats, weighted, prefix, prefix if delta is None else delta, query_norm, query, norm_weight, out
     )
     return out

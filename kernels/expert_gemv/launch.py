@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.expert_gemv.mxfp4 import pack_down, pack_gate_up
 from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.toolchain.compile_cache import compiled, current_stream, get_cutlass
+from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream
 
 if TYPE_CHECKING:
     import torch
@@ -87,9 +87,7 @@ class ExpertWorkspace:
         )
 
 
-def _check_operands(
-    ids: torch.Tensor, packed: PackedExperts, rows: int, like: torch.Tensor
-) -> tuple[int, int]:
+def _check_operands(ids: torch.Tensor, packed: PackedExperts, rows: int, like: torch.Tensor) -> tuple[int, int]:
     """Width and number of the experts."""
     import torch
 
@@ -105,11 +103,8 @@ def _check_operands(
 
 
 def _function(width: int, fp32_out: bool, part: str, num_peers: int = 0) -> Any:
-    get_cutlass()
-    from k3sim.kernels.expert_gemv.kernel import ExpertConfiguration, compile_experts
-
-    configuration = ExpertConfiguration(width=width, fp32_out=fp32_out, part=part, num_peers=num_peers)
-    return compiled(configuration, lambda: compile_experts(configuration))
+    fields = {"width": width, "fp32_out": fp32_out, "part": part, "num_peers": num_peers}
+    return compiled_kernel("expert_gemv.kernel", "compile_experts", **fields)
 
 
 def expert_gemv(

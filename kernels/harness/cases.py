@@ -131,6 +131,31 @@ class Case:
         return sum(one.moved_bytes() for one in self.works)
 
 
+MakeProblem = Callable[[str, int], Problem]  # of device and seed
+MakeTimed = Callable[[str, int, int], Timed]  # of device, seed and the bytes of L2
+
+
+def case_of_rows(
+    operator: str,
+    name: str,
+    rows: int,
+    works: Sequence[Work],
+    num_bytes: int,
+    problem: MakeProblem | None,
+    timed: MakeTimed | None,
+) -> Case:
+    """A ``Case`` whose name says the rows last."""
+    return Case(
+        operator=operator,
+        name=f"{name}, {rows_in_words(rows)}",
+        rows=rows,
+        works=tuple(works),
+        num_bytes=num_bytes,
+        problem=problem,
+        timed=timed,
+    )
+
+
 def cases_of(operators: Sequence[str] = ()) -> list[Case]:
     """Cases of ``operators`` (all when empty). Raises UserError for an unknown one, with the nearest name."""
     for operator in operators:

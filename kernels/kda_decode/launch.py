@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.toolchain.compile_cache import compiled, get_cutlass
+from k3sim.kernels.toolchain.compile_cache import compiled_kernel
 
 if TYPE_CHECKING:
     import torch
@@ -32,21 +32,16 @@ def chosen_cluster(rows: int, heads: int, *, bf16_state: bool) -> int:
     return 2 if rows * heads <= SPLIT_2_MAX else 0
 
 
-@cache
-def _kernel(heads: int, bf16_state: bool, cluster: int, threads: int, pdl: bool) -> Any:
-    get_cutlass()
-    from k3sim.kernels.kda_decode.kernel import KdaConfiguration, compile_kda
-
+def kernel_fields(heads: int, *, bf16_state: bool, cluster: int) -> dict[str, int]:
+    """Of a ``KdaConfiguration``, but for ``pdl``; ``cluster`` 0 streams states through one block an SM."""
     state_bytes = HEAD_DIM * HEAD_DIM * (2 if bf16_state else 4)
-    configuration = KdaConfiguration(
-        heads=heads,
-        bf16_state=bf16_state,
-        cluster=cluster,
-        threads=threads,
-        stages=0 if cluster else RING_BYTES // state_bytes,
-        pdl=pdl,
-    )
-    return compiled(configuration, lambda: compile_kda(configuration))
+    return {
+        "heads": heads,
+        "bf16_state": bf16_state,
+        "cluster": cluster,
+        "threads": THREADS[cluster],
+        "stages": 0 if cluster else RING_BYTES // state_bytes,
+    }
 
 
 @cache
@@ -131,7 +126,8 @@ def kda_decode(
     check_on_gpu("projected", projected)
 
     num_blocks = min(rows * heads, _num_sms(projected.device.index))
-    _kernel(heads, bf16_state, cluster, THREADS[cluster], pdl)(
+    fields = kernel_fields(heads, bf16_state=bf16_state, cluster=cluster)
+    compiled_kernel("kda_decode.kernel", "compile_kda", **fields, pdl=pdl)(
         projected, gate_weight, conv_weight, dt_bias, a_log, norm_weight, slots, conv_state, state, out, num_blocks
     )
     return out

@@ -8,11 +8,10 @@ with torch.cuda.stream(side):
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.toolchain.compile_cache import compiled, current_stream, get_cutlass
+from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream
 
 if TYPE_CHECKING:
     import torch
@@ -34,15 +33,6 @@ def make_regions(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.tensor(table, dtype=torch.int64, device=tensors[0].device)
 
 
-@cache
-def _function(keep: bool) -> Any:
-    get_cutlass()
-    from k3sim.kernels.l2_prefetch.kernel import PrefetchConfiguration, compile_prefetch
-
-    configuration = PrefetchConfiguration(keep=keep)
-    return compiled(configuration, lambda: compile_prefetch(configuration))
-
-
 def l2_prefetch(regions: torch.Tensor, *, budget_bytes: int, keep: bool = False) -> None:
     """Ask L2 for ``regions [R, 2]`` (address, bytes; multiples of 16) in order, ``budget_bytes`` in all.
 
@@ -56,7 +46,7 @@ def l2_prefetch(regions: torch.Tensor, *, budget_bytes: int, keep: bool = False)
     if budget_bytes < 0:
         raise refuse("budget_bytes", budget_bytes, "0 or more")
     check_on_gpu("regions", regions)
-    _function(keep)(
+    compiled_kernel("l2_prefetch.kernel", "compile_prefetch", keep=keep)(
         regions.data_ptr(),
         regions.shape[0],
         budget_bytes,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
 from k3sim.kernels.latent_tail.reference import EPS
-from k3sim.kernels.toolchain.compile_cache import compiled, current_stream, get_cutlass
+from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream
 
 if TYPE_CHECKING:
     import torch
@@ -154,11 +154,9 @@ def send(latent: torch.Tensor, shared: torch.Tensor, peers: TailPeers, rank: int
     check_tensor("shared", shared, dtypes=(torch.bfloat16,), shape=(rows, HIDDEN), like=latent)
     check_peers(peers, rank, rows, latent)
     check_on_gpu("latent", latent)
-    get_cutlass()
-    from k3sim.kernels.latent_tail.kernel import TailConfiguration, compile_send
-
-    configuration = TailConfiguration(ranks=peers.ranks, fp32_latent=latent.dtype == torch.float32)
-    run = compiled(("send", configuration), lambda: compile_send(configuration))
+    run = compiled_kernel(
+        "latent_tail.kernel", "compile_send", ranks=peers.ranks, fp32_latent=latent.dtype == torch.float32
+    )
     run(
         latent.data_ptr(),
         shared.data_ptr(),
@@ -182,11 +180,7 @@ def send_shared(shared: torch.Tensor, peers: TailPeers, rank: int) -> None:
     check_one_of("rows of shared", rows, range(1, MAX_ROWS + 1))
     check_peers(peers, rank, rows, shared)
     check_on_gpu("shared", shared)
-    get_cutlass()
-    from k3sim.kernels.latent_tail.kernel import TailConfiguration, compile_send
-
-    configuration = TailConfiguration(ranks=peers.ranks, shared_only=True)
-    run = compiled(("send", configuration), lambda: compile_send(configuration))
+    run = compiled_kernel("latent_tail.kernel", "compile_send", ranks=peers.ranks, shared_only=True)
     run(0, shared.data_ptr(), peers.latent.data_ptr(), peers.shared.data_ptr(), rank, rows, current_stream(shared))
 
 
@@ -218,12 +212,10 @@ def up(
     if peers.ranks != slots.ranks:
         raise refuse("ranks of peers", peers.ranks, f"{slots.ranks}, those of the slots")
     check_on_gpu("slots.latent", slots.latent)
-    get_cutlass()
-    from k3sim.kernels.latent_tail.kernel import TailConfiguration, compile_up
-
     limit = min(one for one in ROW_LIMITS if one >= rows)
-    configuration = TailConfiguration(ranks=slots.ranks, max_rows=limit, release_late=release_late)
-    run = compiled(("up", configuration), lambda: compile_up(configuration))
+    run = compiled_kernel(
+        "latent_tail.kernel", "compile_up", ranks=slots.ranks, max_rows=limit, release_late=release_late
+    )
     run(
         slots.latent.data_ptr(),
         slots.shared.data_ptr(),
@@ -250,11 +242,7 @@ def collect(slots: TailSlots, out: torch.Tensor, prefix: torch.Tensor | None = N
     if prefix is not None:
         check_tensor("prefix", prefix, dtypes=(torch.bfloat16,), shape=(rows, HIDDEN), like=out)
     check_on_gpu("out", out)
-    get_cutlass()
-    from k3sim.kernels.latent_tail.kernel import TailConfiguration, compile_collect
-
-    configuration = TailConfiguration(ranks=slots.ranks, prefix=prefix is not None)
-    run = compiled(("collect", configuration), lambda: compile_collect(configuration))
+    run = compiled_kernel("latent_tail.kernel", "compile_collect", ranks=slots.ranks, prefix=prefix is not None)
     run(
         slots.gathered.data_ptr(),
         slots.latent.data_ptr(),

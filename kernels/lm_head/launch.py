@@ -7,11 +7,10 @@ The first call of a configuration compiles: make it before a graph capture.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.toolchain.compile_cache import compiled, current_stream, get_cutlass
+from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream
 
 if TYPE_CHECKING:
     import torch
@@ -19,15 +18,6 @@ if TYPE_CHECKING:
 MAX_ROWS = 16
 MAX_CANDIDATES = 64
 MIN_OUTPUTS, MAX_OUTPUTS = 1024, 20480
-
-
-@cache
-def _function(num_outputs: int, k: int) -> Any:
-    get_cutlass()
-    from k3sim.kernels.lm_head.kernel import TopKConfiguration, compile_top_k
-
-    configuration = TopKConfiguration(num_outputs=num_outputs, k=k)
-    return compiled(configuration, lambda: compile_top_k(configuration))
 
 
 def lm_head(
@@ -67,7 +57,7 @@ def top_k(logits: torch.Tensor, top: torch.Tensor, ids: torch.Tensor, *, first_i
 
     _check_top_k(logits, top, ids)
     check_on_gpu("logits", logits)
-    _function(logits.shape[1], top.shape[1])(
+    compiled_kernel("lm_head.kernel", "compile_top_k", num_outputs=logits.shape[1], k=top.shape[1])(
         logits.data_ptr(),
         top.data_ptr(),
         ids.data_ptr(),

@@ -12,12 +12,11 @@ page table lead to): make it before a graph capture.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
 from k3sim.kernels.mla_decode.cost import CLUSTER, HEAD_TILE, MAX_CLUSTERS, PAGE_TOKENS, chosen_clusters
-from k3sim.kernels.toolchain.compile_cache import compiled, current_stream, get_cutlass
+from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream
 
 if TYPE_CHECKING:
     import torch
@@ -56,33 +55,6 @@ def make_workspace(*, heads: int, max_rows: int, device: torch.device | str = "c
         slices=torch.empty(floats, dtype=torch.float32, device=device),
         counters=torch.zeros(counters, dtype=torch.int32, device=device),
     )
-
-
-@cache
-def _decode(heads: int, fp8: bool, clusters: int, settled_cache: bool) -> Any:
-    get_cutlass()
-    from k3sim.kernels.mla_decode.kernel import MlaDecodeConfiguration, compile_mla_decode
-
-    configuration = MlaDecodeConfiguration(heads=heads, fp8=fp8, clusters=clusters, settled_cache=settled_cache)
-    return compiled(configuration, lambda: compile_mla_decode(configuration))
-
-
-@cache
-def _merge(ranks: int) -> Any:
-    get_cutlass()
-    from k3sim.kernels.mla_decode.kernel import LseMergeConfiguration, compile_lse_merge
-
-    configuration = LseMergeConfiguration(ranks=ranks)
-    return compiled(configuration, lambda: compile_lse_merge(configuration))
-
-
-@cache
-def _lift(heads: int, row_tiles: int, pdl: bool) -> Any:
-    get_cutlass()
-    from k3sim.kernels.mla_decode.lift import LiftConfiguration, compile_lift_gate
-
-    configuration = LiftConfiguration(heads=heads, row_tiles=row_tiles, pdl=pdl)
-    return compiled(configuration, lambda: compile_lift_gate(configuration))
 
 
 def mla_decode(
@@ -144,7 +116,8 @@ def mla_decode(
     if workspace.counters.numel() < rows * tiles * CLUSTER:
         raise refuse("workspace.counters", workspace.counters.numel(), f"at least {rows * tiles * CLUSTER}")
     check_on_gpu("query", query)
-    _decode(heads, cache.dtype == torch.float8_e4m3fn, clusters, settled_cache)(
+    fields = {"heads": heads, "fp8": cache.dtype == torch.float8_e4m3fn, "clusters": clusters}
+    compiled_kernel("mla_decode.kernel", "compile_mla_decode", **fields, settled_cache=settled_cache)(
         query.data_ptr(),
         cache.data_ptr(),
         cache.stride(0) * cache.element_size(),
@@ -184,7 +157,7 @@ def lse_merge(
     if log_sum_exp is not None:
         check_tensor("log_sum_exp", log_sum_exp, dtypes=fp32, shape=(rows, heads), like=outputs, alignment_bytes=4)
     check_on_gpu("outputs", outputs)
-    _merge(ranks)(
+    compiled_kernel("mla_decode.kernel", "compile_lse_merge", ranks=ranks)(
         outputs.data_ptr(),
         log_sum_exps.data_ptr(),
         out.data_ptr(),
@@ -217,7 +190,7 @@ def lift_gate(
     check_tensor("gate", gate, dtypes=bf16, shape=(rows, heads * VALUES), like=latent, contiguous=False)
     check_tensor("out", out, dtypes=bf16, shape=(rows, heads * VALUES), like=latent)
     check_on_gpu("latent", latent)
-    _lift(heads, -(-rows // 8), pdl)(
+    compiled_kernel("mla_decode.lift", "compile_lift_gate", heads=heads, row_tiles=-(-rows // 8), pdl=pdl)(
         latent.data_ptr(),
         value_up.data_ptr(),
         value_up.stride(0) * 2,

@@ -7,11 +7,10 @@ The first call of a configuration compiles: make it before a graph capture.
 
 from __future__ import annotations
 
-from functools import cache as cached
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.toolchain.compile_cache import compiled, current_stream, get_cutlass
+from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream
 
 if TYPE_CHECKING:
     import torch
@@ -24,15 +23,6 @@ EXTRA = 64
 NOPE = 128
 ROW = LATENT + EXTRA
 PAGE_TOKENS = 64
-
-
-@cached
-def _function(rows: int, heads: int, fp8: bool) -> Any:
-    get_cutlass()
-    from k3sim.kernels.mla_prep.kernel import MlaPrepConfiguration, compile_mla_prep
-
-    configuration = MlaPrepConfiguration(rows=rows, heads=heads, fp8=fp8)
-    return compiled(configuration, lambda: compile_mla_prep(configuration))
 
 
 def mla_prep(
@@ -83,7 +73,8 @@ def mla_prep(
     if cache.stride(1) != ROW:
         raise refuse("cache.stride", cache.stride(), f"rows of a page {ROW} values apart")
     check_on_gpu("query", query)
-    _function(rows, heads, cache.dtype == torch.float8_e4m3fn)(
+    fp8 = cache.dtype == torch.float8_e4m3fn
+    compiled_kernel("mla_prep.kernel", "compile_mla_prep", rows=rows, heads=heads, fp8=fp8)(
         latents.data_ptr(),
         latents.stride(0) * 2,
         query_norm.data_ptr(),

@@ -92,8 +92,8 @@ def build(group: Group, path_name: str, num_ranks: int) -> tuple[Rank, Step]:
     """This GPU's rank, exchanging with those of the other processes, and its step."""
     import torch
 
+    from k3sim.kernels.rank.call_table import KERNEL_CALLS
     from k3sim.kernels.rank.exchange import connect_kernels, connect_symmetric
-    from k3sim.kernels.rank.kernel_calls import KERNEL_CALLS
     from k3sim.kernels.rank.state import build_rank, clear
     from k3sim.kernels.rank.step import Step
     from k3sim.kernels.rank.weights import random_weights

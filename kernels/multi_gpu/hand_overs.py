@@ -117,7 +117,7 @@ def proj_allreduce(arena: Arena, num_ranks: int, device: str, seed: int) -> Hand
 
     from k3sim.kernels.proj_allreduce import launch, reference
     from k3sim.kernels.proj_allreduce.cases import consumer_operands
-    from k3sim.kernels.unfused import launch as unfused
+    from k3sim.kernels.unfused import exchange_launch
 
     num_gpus, rank = arena.block.num_gpus, arena.block.rank
     depth = 12288 // num_ranks if 12288 // num_ranks <= 1536 else 1536
@@ -166,7 +166,7 @@ def proj_allreduce(arena: Arena, num_ranks: int, device: str, seed: int) -> Hand
 
         return Problem(
             outputs=[Output(name=f"sum {number}", tensor=out, judge=exactly())],
-            launch=lambda: unfused.all_reduce(xs[rank], out, peers, buffers, rank=rank),
+            launch=lambda: exchange_launch.all_reduce(xs[rank], out, peers, buffers, rank=rank),
             reference=expected,
         )
 

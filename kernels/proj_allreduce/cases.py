@@ -260,7 +260,7 @@ def _start_timed(ranks: int, rows: int) -> Callable[[str, int, int], Timed]:
 
         from k3sim.kernels.latent_tail.launch import TailSlots
         from k3sim.kernels.proj_allreduce import launch
-        from k3sim.kernels.unfused.launch import embedding_push
+        from k3sim.kernels.unfused.exchange_launch import embedding_push
 
         slots = TailSlots.allocate(ranks=ranks, max_rows=rows, device=device)
         address = torch.tensor([slots.gathered.data_ptr()], dtype=torch.int64, device=device)

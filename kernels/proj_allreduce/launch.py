@@ -18,12 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
 from k3sim.kernels.latent_tail.launch import TailSlots, check_slots
-from k3sim.kernels.toolchain.compile_cache import compiled, current_stream, get_cutlass
+from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream
 
 if TYPE_CHECKING:
     import torch
@@ -72,25 +71,6 @@ def check_buffers(buffers: ReceiveBuffers, rows: int, hidden: int, like: torch.T
     return ranks, max_rows
 
 
-@cache
-def _produce(**fields: Any) -> Any:
-    get_cutlass()
-    from k3sim.kernels.proj_allreduce.kernel import ProduceConfiguration, compile_produce
-
-    configuration = ProduceConfiguration(**fields)
-    return compiled(configuration, lambda: compile_produce(configuration))
-
-
-@cache
-def _consume(**fields: Any) -> Any:
-    get_cutlass()
-    from k3sim.kernels.proj_allreduce.kernel import ConsumeConfiguration, compile_consume, compile_consume_gathered
-
-    configuration = ConsumeConfiguration(**fields)
-    build = compile_consume_gathered if configuration.gathered else compile_consume
-    return compiled(configuration, lambda: build(configuration))
-
-
 def produce(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -119,7 +99,7 @@ def produce(
     check_one_of("rank", rank, range(ranks))
     check_on_gpu("weight", weight)
     fields = {"depth": depth, "hidden": hidden, "ranks": ranks, "max_rows": max_rows, "release_early": release_early}
-    _produce(rows=x.shape[0], **fields)(
+    compiled_kernel("proj_allreduce.kernel", "compile_produce", rows=x.shape[0], **fields)(
         x.data_ptr(), weight.data_ptr(), peers.data_ptr(), buffers.control.data_ptr(), rank, current_stream(x)
     )
 
@@ -156,16 +136,12 @@ def _check_consumer(
         *stats, weighted = snapshot_part
         check_tensor("snapshot_part.weighted", weighted, dtypes=fp32, shape=(rows, hidden), like=out)
         if len(stats) == 1:
-            check_tensor(
-                "snapshot_part.stats", stats[0], dtypes=fp32, shape=(rows, 2), like=out, alignment_bytes=4
-            )
+            check_tensor("snapshot_part.stats", stats[0], dtypes=fp32, shape=(rows, 2), like=out, alignment_bytes=4)
             parts = (stats[0].data_ptr(), stats[0].data_ptr() + 4, weighted.data_ptr())
             paired = rows > 1
         else:
             for name, tensor in zip(("maximum", "denominator"), stats, strict=True):
-                check_tensor(
-                    f"snapshot_part.{name}", tensor, dtypes=fp32, shape=(rows,), like=out, alignment_bytes=4
-                )
+                check_tensor(f"snapshot_part.{name}", tensor, dtypes=fp32, shape=(rows,), like=out, alignment_bytes=4)
             parts = (stats[0].data_ptr(), stats[1].data_ptr(), weighted.data_ptr())
     for name, tensor in (("query_norm", query_norm), ("query", query), ("norm_weight", norm_weight)):
         check_tensor(name, tensor, dtypes=bf16, shape=(hidden,), like=out)
@@ -219,8 +195,15 @@ def consume(
     ranks, max_rows = check_buffers(buffers, rows, hidden, out)
     operands = _check_consumer(residual, snapshot_part, query_norm, query, norm_weight, prefix, out)
     check_on_gpu("out", out)
-    run = _consume(
-        rows=rows, hidden=hidden, ranks=ranks, max_rows=max_rows, release_next=release_next, **operands.fields
+    run = compiled_kernel(
+        "proj_allreduce.kernel",
+        "compile_consume",
+        rows=rows,
+        hidden=hidden,
+        ranks=ranks,
+        max_rows=max_rows,
+        release_next=release_next,
+        **operands.fields,
     )
     run(buffers.received.data_ptr(), buffers.control.data_ptr(), *operands.addresses, current_stream(out))
     return out
@@ -256,7 +239,9 @@ def consume_gathered(
     check_slots(slots, rows)
     operands = _check_consumer(residual, snapshot_part, query_norm, query, norm_weight, prefix, out)
     check_on_gpu("out", out)
-    run = _consume(
+    run = compiled_kernel(
+        "proj_allreduce.kernel",
+        "compile_consume_gathered",
         rows=rows,
         hidden=GATHERED_HIDDEN,
         ranks=slots.ranks,

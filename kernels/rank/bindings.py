@@ -1,13 +1,13 @@
 """``stage/operator`` of a call -> the function that runs it, for both backends, and what their calls have in common.
 
-``reference_calls`` and ``kernel_calls`` hold the functions; both tables must name the same calls, and a program with a
-call that they do not name cannot run.
+``kernel_*`` and ``reference_*`` hold the functions, ``call_table`` says which runs what; a program with a call that the
+table does not name cannot run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.rank.state import Rank
 from k3sim.model.program import Call, Program
@@ -113,6 +113,37 @@ def arrives_in_parts(rank: Rank, call: Call) -> bool:
 def keeps_snapshot(rank: Rank, call: Call) -> bool:
     """Whether a fused consume leaves the new prefix at a snapshot's place: the FFN's consume then restarts it."""
     return call.stage == "attn_res.mixer" and restarts_at(rank, call)
+
+
+def kept(rank: Rank, name: str, build: Callable[[], Any]) -> Any:
+    """A workspace of the rank, built at its first use."""
+    if name not in rank.workspaces:
+        rank.workspaces[name] = build()
+    return rank.workspaces[name]
+
+
+def shares_gpu(rank: Rank) -> bool:
+    """Whether several ranks run on this GPU: a launch that waits for them must then not let its successor in."""
+    return bool(rank.exchange.shared_gpu)
+
+
+def latent_parts(rank: Rank, latents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Query latent, cached latent, the part without position, and what lies behind them (the gate, or nothing)."""
+    shape = rank.architecture.mla
+    parts = (shape.q_lora_rank, shape.kv_lora_rank, shape.qk_rope_head_dim)
+    return tuple(latents.split((*parts, latents.shape[1] - sum(parts)), dim=1))
+
+
+def by_head(rank: Rank, call: Call, name: str, num_rows: int) -> torch.Tensor:
+    """A half of kv_b as [heads, rows of a head, 512]."""
+    return rank.weight(call.layer, name).view(-1, num_rows, rank.architecture.mla.kv_lora_rank)
+
+
+def queries(rank: Rank, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of every head the part that is absorbed, and the rest."""
+    shape = rank.architecture.mla
+    nope, extra = q.unflatten(1, (-1, shape.qk_head_dim)).split((shape.qk_nope_head_dim, shape.qk_rope_head_dim), -1)
+    return nope, extra
 
 
 # Plain products: stage -> (input, weight, output) of the cuBLAS and the skinny form.

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.rank.bindings import functions_of, key
-from k3sim.kernels.rank.kernel_calls import KERNEL_CALLS
-from k3sim.kernels.rank.reference_calls import REFERENCE_CALLS
+from k3sim.kernels.rank.call_table import KERNEL_CALLS, REFERENCE_CALLS
 from k3sim.kernels.rank.state import Rank
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from k3sim.model.architecture import Architecture
 if TYPE_CHECKING:
     import torch
 
-    from k3sim.kernels.rank.weights import LoopedModel, WholeModel
+    from k3sim.kernels.rank.whole_model import LoopedModel, WholeModel
 
 EPSILON = 1e-5
 L2_EPSILON = 1e-6

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.toolchain.compile_cache import compiled, current_stream, get_cutlass
+from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream
 
 if TYPE_CHECKING:
     import torch
@@ -60,13 +60,7 @@ def router_topk(
         shape = (num_shards, rows, EXPERTS // num_shards) if logits.dim() == 3 else (rows, EXPERTS)
         check_tensor("logits", logits, dtypes=(torch.float32,), shape=shape, like=ids)
     check_on_gpu("ids", ids)
-
-    get_cutlass()
-
-    from k3sim.kernels.router_topk.kernel import RouterConfiguration, compile_router
-
-    configuration = RouterConfiguration(num_shards=num_shards, table=table, poll=poll)
-    run = compiled(configuration, lambda: compile_router(configuration))
+    run = compiled_kernel("router_topk.kernel", "compile_router", num_shards=num_shards, table=table, poll=poll)
     stream = current_stream(ids)
     run(logits.data_ptr(), bias.data_ptr(), ids.data_ptr(), weights.data_ptr(), rows, stream)
 
@@ -152,13 +146,9 @@ def gather_topk(
     check_tensor("latent", latent, dtypes=(torch.bfloat16,), shape=(rows, LATENT), like=ids)
     check_tensor("bias", bias, dtypes=(torch.float32,), shape=(EXPERTS,), like=ids)
     check_on_gpu("ids", ids)
-
-    get_cutlass()
-
-    from k3sim.kernels.router_topk.kernel import GatherConfiguration, compile_gather
-
-    configuration = GatherConfiguration(num_shards=ranks, early=early, release_next=release_next)
-    run = compiled(configuration, lambda: compile_gather(configuration))
+    run = compiled_kernel(
+        "router_topk.kernel", "compile_gather", num_shards=ranks, early=early, release_next=release_next
+    )
     stream = current_stream(ids)
     run(
         slots.data_ptr(),

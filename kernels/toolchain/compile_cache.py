@@ -4,14 +4,16 @@ CUTLASS decides its target when it is first imported, so the architecture is set
 variable ``CUTE_DSL_ARCH`` where it is set (a build without a GPU), else the current device. One process compiles for
 one architecture.
 
-    def skinny_gemv(configuration):            # in launch.py
-        return compiled(configuration, lambda: kernel.compile_gemv(configuration))
+    run = compiled_kernel("lm_head.kernel", "compile_top_k", num_outputs=20480, k=64)     # in launch.py
+    run(logits.data_ptr(), ..., current_stream(logits))
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from functools import cache
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -73,14 +75,36 @@ def any_compiled() -> bool:
     return bool(_compiled)
 
 
-def compiled(configuration: Hashable, build: Callable[[], Any]) -> Any:
+def compile_kernel(module: str, function: str, **fields: Any) -> Any:
+    """``function`` of ``k3sim.kernels.<module>`` on the configuration that it takes, made of ``fields``; built anew."""
+    build, configuration = _configured(module, function, fields)
+    return build(configuration)
+
+
+@cache
+def compiled_kernel(module: str, function: str, **fields: Hashable) -> Any:
+    """As ``compile_kernel``, but built once a process: what ``launch.py`` calls on the hot path."""
+    build, configuration = _configured(module, function, fields)
+    return compiled(configuration, lambda: build(configuration), name=function)
+
+
+def _configured(module: str, function: str, fields: Mapping[str, Any]) -> tuple[Callable[[Any], Any], Any]:
+    """The compile function and its argument, a frozen dataclass of the same module by the function's annotation."""
+    get_cutlass()
+    found = import_module(f"k3sim.kernels.{module}")
+    build = getattr(found, function)
+    (annotation,) = (one for name, one in build.__annotations__.items() if name != "return")
+    return build, getattr(found, annotation)(**fields)
+
+
+def compiled(configuration: Hashable, build: Callable[[], Any], *, name: str = "") -> Any:
     """The function for ``configuration`` (a frozen dataclass; its type is part of the key), built on first use.
 
-    Everything that changes the machine code belongs in ``configuration``. One that has a ``carve_out_percent`` says
-    what its kernels ask for of an SM's shared memory at its largest; the others ask for all of it. Build before a
-    graph capture begins.
+    ``name`` tells apart kernels that share a type of configuration. Everything that changes the machine code belongs in
+    ``configuration``. One that has a ``carve_out_percent`` says what its kernels ask for of an SM's shared memory at
+    its largest; the others ask for all of it. Build before a graph capture begins.
     """
-    key = (architecture(), type(configuration), configuration)
+    key = (architecture(), name, type(configuration), configuration)
     if key not in _compiled:
         get_cutlass()
         function = build()

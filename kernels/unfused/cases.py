@@ -1,319 +1,48 @@
 """Cases of ``unfused``: the stock path's separate kernels at the shapes of TP8 and TP16.
 
-The three kernels of a KDA step are one case, on cold states and taps; FLA's chain stands beside it. ``all_reduce``
-sends to as many slots of this GPU as there are ranks, so all of them hold the same row: what differs from rank to rank
-is in the tests, on a stream a rank. ``embedding`` is timed on rows from HBM, which takes thousands of calls a round at
-one row. All else is timed with its operands in L2: activations were just written, and norm weights of 4 to 14 KB would
-take more calls still.
+Those between ranks are in ``exchange_cases.py``, the KDA step in three in ``recurrence_cases.py``. All here are timed
+with their operands in L2: activations were just written, and norm weights of 4 to 14 KB would take more calls still.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from k3sim.kernels.harness.bench import MIN_COPIES, num_copies
+from k3sim.kernels.harness.bench import MIN_COPIES
 from k3sim.kernels.harness.cases import (
     Call,
     Case,
+    MakeProblem,
+    MakeTimed,
     Output,
     Problem,
     Timed,
+    case_of_rows,
     exactly,
     generator_on,
     normal,
-    rows_in_words,
     within,
 )
-from k3sim.kernels.kda_decode.cases import CONV_WIDTH, D, fla_calls, judge_state
-from k3sim.kernels.kda_decode.cases import inputs as kda_decode_inputs
+from k3sim.kernels.kda_decode.cases import D
 from k3sim.kernels.mla_prep.cases import MERGED_WIDTH
 from k3sim.kernels.unfused import cost
-from k3sim.kernels.work import Work
+from k3sim.kernels.unfused.exchange_cases import HIDDEN, RANKS, exchange_cases
+from k3sim.kernels.unfused.recurrence_cases import HEADS, recurrence_cases
 
 if TYPE_CHECKING:
     import torch
 
     from k3sim.kernels.harness.tolerance import Verdict
 
-    MakeProblem = Callable[[str, int], Problem]
-    MakeTimed = Callable[[str, int, int], Timed]
 
-HIDDEN = 7168
 QUERY_LATENT, LATENT, EXTRA = 1536, 512, 64
 ROW = LATENT + EXTRA
 PAGE_TOKENS = 64
 CANDIDATES = 64
-RANKS = (8, 16)
-HEADS = (6, 12)
 SITU_WIDTHS = (384, 768, 2112, 4224)  # shared experts, then the dense layer, of TP16 and TP8
-CHECKED_IDS = 1000
 # Pages of a row while ``advance`` is timed, which moves on one token a call: for four million calls.
 TIMED_PAGES = 1 << 16
-
-
-# -- between ranks ------------------------------------------------------------------------------------------------
-
-
-def _lookup(rows: int, first_id: int, device: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids at and beyond both ends of this rank's, padding among them; the table [1000, 7168]."""
-    import torch
-
-    table = normal((CHECKED_IDS, HIDDEN), generator_on(device, seed))
-    last = first_id + CHECKED_IDS - 1
-    ends = [last, first_id, first_id - 1, last + 1, -1, 2**31 - 1]
-    ids = torch.tensor((ends + [first_id + 300] * rows)[:rows], dtype=torch.int32, device=device)
-    return ids, table
-
-
-def _embedding_problem(rows: int) -> MakeProblem:
-    def make(device: str, seed: int) -> Problem:
-        import torch
-
-        from k3sim.kernels.unfused import launch, reference
-
-        ids, table = _lookup(rows, 700, device, seed)
-        out = torch.empty(rows, HIDDEN, dtype=torch.bfloat16, device=device)
-        return Problem(
-            outputs=[Output(name="out", tensor=out, judge=exactly())],
-            launch=lambda: launch.embedding(ids, table, out, first_id=700, pdl=True),
-            reference=lambda: (reference.embedding(ids, table, first_id=700),),
-        )
-
-    return make
-
-
-def _embedding_timed(rows: int) -> MakeTimed:
-    def make(device: str, seed: int, l2_bytes: int) -> Timed:
-        import torch
-
-        from k3sim.kernels.unfused import launch
-
-        generator = generator_on(device, seed)
-        copies = num_copies(rows * HIDDEN * 2, l2_bytes)
-        table = normal((copies * rows, HIDDEN), generator)
-        order = torch.randperm(copies * rows, generator=generator, device=device).int().view(copies, rows)
-        out = torch.empty(rows, HIDDEN, dtype=torch.bfloat16, device=device)
-        return Timed(
-            calls=[lambda ids=ids: launch.embedding(ids, table, out, pdl=True) for ids in order]  # type: ignore[misc]
-        )
-
-    return make
-
-
-def _push_problem(ranks: int, rows: int) -> MakeProblem:
-    """The rank that has all ids but those beyond the vocabulary, which nobody stores."""
-
-    def make(device: str, seed: int) -> Problem:
-        import torch
-
-        from k3sim.kernels.unfused import launch, reference
-
-        table = normal((CHECKED_IDS, HIDDEN), generator_on(device, seed))
-        ids = torch.tensor(([CHECKED_IDS - 1, -1, 0] + [300] * rows)[:rows], dtype=torch.int32, device=device)
-        inboxes = torch.empty(ranks, rows, HIDDEN, dtype=torch.bfloat16, device=device)
-        peers = torch.tensor([one.data_ptr() for one in inboxes], dtype=torch.int64, device=device)
-        return Problem(
-            outputs=[Output(name="inboxes", tensor=inboxes, judge=exactly())],
-            launch=lambda: launch.embedding_push(ids, table, peers, first_id=0, pdl=True),
-            reference=lambda: (reference.embedding(ids, table, first_id=0).expand(ranks, -1, -1),),
-        )
-
-    return make
-
-
-def _looped_all_reduce(ranks: int, rows: int, x: torch.Tensor, out: torch.Tensor) -> tuple[Call, Any]:
-    """A call of rank 1 whose peers' slots are its own, and what must stay alive for it."""
-    import torch
-
-    from k3sim.kernels.proj_allreduce.launch import make_receive_buffers
-    from k3sim.kernels.unfused import launch
-
-    buffers = make_receive_buffers(ranks=ranks, device=x.device)
-    slot_bytes = buffers.received[0, 0].numel() * buffers.received.element_size()
-    # It stores at slot 1 of the address of peer p, which is to be slot p.
-    offsets = torch.arange(ranks, dtype=torch.int64, device=x.device) - 1
-    peers = buffers.received.data_ptr() + offsets * slot_bytes
-    return lambda: launch.all_reduce(x, out, peers, buffers, rank=1, pdl=True), (buffers, peers)
-
-
-def _all_reduce_problem(ranks: int, rows: int) -> MakeProblem:
-    def make(device: str, seed: int) -> Problem:
-        import torch
-
-        from k3sim.kernels.unfused import reference
-
-        x = normal((rows, HIDDEN), generator_on(device, seed))
-        x[:, 5] = -0.0  # must travel as +0
-        x[:, 6] = 1e-39  # and a subnormal as itself
-        out = torch.empty_like(x)
-        call, _ = _looped_all_reduce(ranks, rows, x, out)
-        return Problem(
-            outputs=[Output(name="out", tensor=out, judge=exactly())],
-            launch=call,
-            reference=lambda: (reference.all_reduce(x.expand(ranks, -1, -1)),),
-        )
-
-    return make
-
-
-def _all_reduce_timed(ranks: int, rows: int) -> MakeTimed:
-    def make(device: str, seed: int, l2_bytes: int) -> Timed:
-        import torch
-
-        x = normal((rows, HIDDEN), generator_on(device, seed))
-        call, keep = _looped_all_reduce(ranks, rows, x, torch.empty_like(x))
-        return Timed(calls=[call] * MIN_COPIES, keep=keep)
-
-    return make
-
-
-# -- a KDA step in three ------------------------------------------------------------------------------------------
-
-
-def kda_inputs(
-    *,
-    rows: int,
-    heads: int,
-    num_slots: int,
-    state_dtype: torch.dtype | None = None,
-    device: str = "cpu",
-    seed: int = 0,
-    slots: Sequence[int] | None = None,
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Arguments of ``kda_decode`` and the logits of its decay gate, fp32 [rows, heads 128]."""
-    import torch
-
-    arguments = kda_decode_inputs(
-        rows=rows,
-        heads=heads,
-        num_slots=num_slots,
-        state_dtype=state_dtype,
-        device=device,
-        seed=seed,
-        slots=None if slots is None else torch.tensor(slots, device=device),
-    )
-    low_rank = arguments["projected"][:, 4 * heads * D : 4 * heads * D + D].float()
-    return arguments, low_rank @ arguments["gate_weight"].float().T
-
-
-def chain_call(
-    a: dict[str, torch.Tensor],
-    decay_logits: torch.Tensor,
-    convolved: torch.Tensor,
-    read_out: torch.Tensor,
-    out: torch.Tensor,
-    *,
-    heads: int,
-    pdl: bool = True,
-) -> Call:
-    """``conv_update``, ``recurrent_update``, ``gated_norm`` on ``a``, the arguments of ``kda_decode``."""
-    from k3sim.kernels.unfused import launch
-
-    def step() -> None:
-        launch.conv_update(
-            a["projected"], a["conv_weight"], a["slots"], a["conv_state"], convolved, heads=heads, pdl=pdl
-        )
-        launch.recurrent_update(
-            convolved, decay_logits, a["projected"], a["dt_bias"], a["a_log"], a["slots"], a["state"], read_out, pdl=pdl
-        )
-        launch.gated_norm(read_out, a["projected"], a["norm_weight"], out, heads=heads, pdl=pdl)
-
-    return step
-
-
-def _chain_outputs(rows: int, heads: int, device: str) -> list[torch.Tensor]:
-    """convolved, read_out, out."""
-    import torch
-
-    widths = (3 * heads * D, heads * D, heads * D)
-    return [torch.empty(rows, width, dtype=torch.bfloat16, device=device) for width in widths]
-
-
-def _chain_problem(heads: int, rows: int) -> MakeProblem:
-    """Every kernel is judged on what the kernel before it really gave.
-
-    A bf16 value next to a rounding boundary may land one unit away, which a chain of references would take for an error
-    of the state.
-    """
-
-    def make(device: str, seed: int) -> Problem:
-
-        from k3sim.kernels.unfused import reference
-
-        arguments, logits = kda_inputs(rows=rows, heads=heads, num_slots=rows + 3, device=device, seed=seed)
-        logits = logits.bfloat16()
-        start = {name: arguments[name].clone() for name in ("conv_state", "state")}
-        convolved, read_out, out = _chain_outputs(rows, heads, device)
-        projected, slots = arguments["projected"], arguments["slots"]
-
-        def recurrence(given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            state = start["state"].clone()
-            read = reference.recurrent_update(
-                given, logits, projected, arguments["dt_bias"], arguments["a_log"], slots, state
-            )
-            return read, state
-
-        def expected() -> Sequence[torch.Tensor]:
-            conv_state = start["conv_state"].clone()
-            first = reference.conv_update(projected, arguments["conv_weight"], slots, conv_state)
-            read, state = recurrence(first.bfloat16())
-            last = reference.gated_norm(read.bfloat16(), projected, arguments["norm_weight"])
-            return first, read, last, state, conv_state
-
-        def judge_read(found: torch.Tensor, ref: torch.Tensor, name: str) -> Verdict:
-            if bool(convolved.isfinite().all()):
-                ref = recurrence(convolved)[0]
-            return within("bf16_activation")(found, ref, name)
-
-        def judge_out(found: torch.Tensor, ref: torch.Tensor, name: str) -> Verdict:
-            if bool(read_out.isfinite().all()):
-                ref = reference.gated_norm(read_out, projected, arguments["norm_weight"])
-            return within("bf16_activation")(found, ref, name)
-
-        judge_states = judge_state("kda_state_fp32", slots, start["state"])
-
-        def judge_new_state(found: torch.Tensor, ref: torch.Tensor, name: str) -> Verdict:
-            if bool(convolved.isfinite().all()):
-                ref = recurrence(convolved)[1]
-            return judge_states(found, ref, name)
-
-        return Problem(
-            outputs=[
-                Output(name="convolved", tensor=convolved, judge=within("bf16_activation")),
-                Output(name="read_out", tensor=read_out, judge=judge_read),
-                Output(name="out", tensor=out, judge=judge_out),
-                Output(name="state", tensor=arguments["state"], judge=judge_new_state, in_place=True),
-                Output(name="conv_state", tensor=arguments["conv_state"], judge=exactly(), in_place=True),
-            ],
-            launch=chain_call(arguments, logits, convolved, read_out, out, heads=heads),
-            reference=expected,
-        )
-
-    return make
-
-
-def _chain_timed(heads: int, rows: int) -> MakeTimed:
-    def make(device: str, seed: int, l2_bytes: int) -> Timed:
-        import torch
-
-        generator, width = generator_on(device, seed), heads * D
-        copies = num_copies(rows * width * D * 4, l2_bytes)
-        arguments, logits = kda_inputs(rows=rows, heads=heads, num_slots=copies * rows + 1, device=device, seed=seed)
-        logits = logits.bfloat16()
-        order = torch.randperm(copies * rows, generator=generator, device=device) + 1
-        slots = order.int().view(copies, rows)
-        conv_weights = normal((copies, 3 * width, CONV_WIDTH), generator, scale=0.5, dtype=torch.float32)
-        outputs = _chain_outputs(rows, heads, device)
-        return Timed(
-            calls=[
-                chain_call({**arguments, "conv_weight": taps, "slots": own}, logits, *outputs, heads=heads)
-                for taps, own in zip(conv_weights, slots, strict=True)
-            ],
-            peers={"FLA chain": lambda: fla_calls(arguments, conv_weights, slots, heads)},
-        )
-
-    return make
 
 
 # -- row by row ---------------------------------------------------------------------------------------------------
@@ -596,57 +325,6 @@ def _advance_timed(rows: int) -> MakeTimed:
 # -- all of them --------------------------------------------------------------------------------------------------
 
 
-def _case(
-    name: str, rows: int, works: Sequence[Work], num_bytes: int, problem: MakeProblem, timed: MakeTimed | None
-) -> Case:
-    return Case(
-        operator="unfused",
-        name=f"{name}, {rows_in_words(rows)}",
-        rows=rows,
-        works=tuple(works),
-        num_bytes=num_bytes,
-        problem=problem,
-        timed=timed,
-    )
-
-
-def _exchange_cases() -> list[Case]:
-    found = []
-    for rows in (1, 8):
-        work = cost.embedding((), rows=rows, hidden=HIDDEN)
-        timed = _embedding_timed(rows) if rows == 1 else None
-        table_bytes = 2 * CHECKED_IDS * HIDDEN
-        found.append(_case("embedding", rows, [work], table_bytes, _embedding_problem(rows), timed))
-        for ranks in RANKS:
-            name = f"embedding_push to {ranks} buffers of this GPU"
-            found.append(_case(name, rows, [work], table_bytes, _push_problem(ranks, rows), None))
-    for ranks in RANKS:
-        for rows in (1, 16):
-            work = cost.all_reduce((), rows=rows, hidden=HIDDEN, ranks=ranks)
-            name, buffer_bytes = f"all_reduce, {ranks} slots of this GPU", 6 * ranks * 16 * HIDDEN
-            checked, timed = _all_reduce_problem(ranks, rows), _all_reduce_timed(ranks, rows)
-            found.append(_case(name, rows, [work], buffer_bytes, checked, timed))
-    return found
-
-
-def _chain_cases() -> list[Case]:
-    found = []
-    for heads in HEADS:
-        for rows in (1, 8):
-            width = heads * D
-            works = (
-                cost.conv_update(
-                    (), rows=rows, conv_state_bytes=3 * 3 * width * 2, conv_weight_bytes=3 * width * CONV_WIDTH * 4
-                ),
-                cost.recurrent_update((), rows=rows, heads=heads, state_bytes=width * D * 4),
-                cost.gated_norm((), rows=rows, heads=heads, head_dim=D),
-            )
-            name, state_bytes = f"KDA step in three launches, {heads} heads", 3 * (rows + 3) * width * D * 4
-            checked, timed = _chain_problem(heads, rows), _chain_timed(heads, rows)
-            found.append(_case(name, rows, works, state_bytes, checked, timed))
-    return found
-
-
 def _row_cases() -> list[Case]:
     found = []
     for widths in ((QUERY_LATENT, LATENT), (HIDDEN,)):
@@ -654,20 +332,24 @@ def _row_cases() -> list[Case]:
             work = cost.norm((), rows=rows, width=sum(widths))
             name = f"norm of {' and '.join(str(one) for one in widths)}"
             checked, timed = _norm_problem(widths, rows), _norm_timed(widths, rows)
-            found.append(_case(name, rows, [work], 8 * rows * HIDDEN, checked, timed))
+            found.append(case_of_rows("unfused", name, rows, [work], 8 * rows * HIDDEN, checked, timed))
     for kernel, columns in (("situ", SITU_WIDTHS), ("gate_multiply", tuple(heads * D for heads in HEADS))):
         for width in columns:
             for rows in (1, 8):
                 work = cost.elementwise((), rows=rows, width=width)
                 checked, timed = _elementwise_problem(kernel, width, rows), _elementwise_timed(kernel, width, rows)
-                found.append(_case(f"{kernel} of {width}", rows, [work], 10 * rows * width, checked, timed))
+                found.append(
+                    case_of_rows("unfused", f"{kernel} of {width}", rows, [work], 10 * rows * width, checked, timed)
+                )
     for heads in HEADS:
         for rows, fp8 in ((1, True), (8, True), (3, False)):
             work = cost.query_and_cache((), rows=rows, heads=heads, kv_row_bytes=ROW * (1 if fp8 else 2))
             name = f"query_and_cache, {heads} heads, {'fp8' if fp8 else 'bf16'}"
             num_bytes = 16 * PAGE_TOKENS * ROW + 8 * rows * heads * ROW
             fp8_only = _query_timed(heads, rows, fp8) if fp8 else None
-            found.append(_case(name, rows, [work], num_bytes, _query_problem(heads, rows, fp8), fp8_only))
+            found.append(
+                case_of_rows("unfused", name, rows, [work], num_bytes, _query_problem(heads, rows, fp8), fp8_only)
+            )
     return found
 
 
@@ -679,11 +361,13 @@ def _step_cases() -> list[Case]:
                 work = cost.sample((), rows=rows, ranks=ranks)
                 name = f"sample, {'drawn' if draw else 'greedy'}, {ranks} ranks"
                 checked, timed = _sample_problem(ranks, rows, draw), _sample_timed(ranks, rows, draw)
-                found.append(_case(name, rows, [work], 16_000 * ranks * rows, checked, timed))
+                found.append(case_of_rows("unfused", name, rows, [work], 16_000 * ranks * rows, checked, timed))
         work = cost.advance((), rows=rows)
-        found.append(_case("advance", rows, [work], 100 * rows, _advance_problem(rows), _advance_timed(rows)))
+        found.append(
+            case_of_rows("unfused", "advance", rows, [work], 100 * rows, _advance_problem(rows), _advance_timed(rows))
+        )
     return found
 
 
 def cases() -> list[Case]:
-    return [*_exchange_cases(), *_chain_cases(), *_row_cases(), *_step_cases()]
+    return [*exchange_cases(), *recurrence_cases(), *_row_cases(), *_step_cases()]

@@ -12,6 +12,7 @@ import pytest
 from k3sim.errors import UserError
 from k3sim.kernels.harness.cases import OPERATORS, Case, cases_of
 from k3sim.kernels.skinny_gemv.builds import GEMV_SHAPES
+from k3sim.kernels.toolchain import compile_cache
 from k3sim.kernels.toolchain.catalogue import BUILDS
 
 MAX_BYTES = 100 << 20  # of a case that is built here
@@ -217,7 +218,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Hashable]]:
         pytest.skip("nvidia-cutlass-dsl is not installed")
     launched: list[Hashable] = []
 
-    def compiled(configuration: Hashable, build: object) -> Callable[..., None]:
+    def compiled(configuration: Hashable, build: object, *, name: str = "") -> Callable[..., None]:
         launched.append(configuration)
         return lambda *_: None
 
@@ -226,11 +227,15 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Hashable]]:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: h200)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(torch.cuda, "device", lambda *_: contextlib.nullcontext())
-    modules = [importlib.import_module(f"k3sim.kernels.{operator}.launch") for operator in OPERATORS]
+    names = [*(f"{operator}.launch" for operator in OPERATORS), "unfused.exchange_launch", "unfused.recurrence_launch"]
+    modules = [importlib.import_module(f"k3sim.kernels.{name}") for name in names]
     for module in modules:
         monkeypatch.setattr(module, "check_on_gpu", lambda *_: None)
-        monkeypatch.setattr(module, "compiled", compiled)
+    monkeypatch.setattr(compile_cache, "compiled", compiled)
+    monkeypatch.setattr(importlib.import_module("k3sim.kernels.skinny_gemv.launch"), "compiled", compiled)
+    compile_cache.compiled_kernel.cache_clear()
     yield launched
+    compile_cache.compiled_kernel.cache_clear()
     for module in modules:
         for cached in vars(module).values():
             if hasattr(cached, "cache_clear"):

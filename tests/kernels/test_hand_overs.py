@@ -24,7 +24,7 @@ from k3sim.kernels.proj_allreduce import reference as proj_reference  # noqa: E4
 from k3sim.kernels.router_topk import launch as router  # noqa: E402
 from k3sim.kernels.router_topk import reference as router_reference  # noqa: E402
 from k3sim.kernels.skinny_gemv import launch as gemv  # noqa: E402
-from k3sim.kernels.unfused import launch as unfused  # noqa: E402
+from k3sim.kernels.unfused import exchange_launch as exchange  # noqa: E402
 
 HIDDEN, LATENT = 7168, 3584
 BITS = {torch.bfloat16: torch.int16, torch.float32: torch.int32}
@@ -194,7 +194,7 @@ def players_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Players]:
             players.later.append(merge)
 
         for module, function in (
-            (proj, produce), (proj, consume), (proj, consume_gathered), (unfused, all_reduce), (router, gather_topk),
+            (proj, produce), (proj, consume), (proj, consume_gathered), (exchange, all_reduce), (router, gather_topk),
             (tail, send), (tail, up), (tail, collect), (mla, mla_decode), (mla, lse_merge),
         ):  # fmt: skip
             monkeypatch.setattr(module, function.__name__, function)

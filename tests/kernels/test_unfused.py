@@ -16,8 +16,9 @@ from k3sim.kernels.mla_decode import launch as mla_decode  # noqa: E402
 from k3sim.kernels.mla_decode import reference as mla_decode_reference  # noqa: E402
 from k3sim.kernels.mla_prep import reference as mla_prep  # noqa: E402
 from k3sim.kernels.proj_allreduce.launch import make_receive_buffers  # noqa: E402
-from k3sim.kernels.unfused import launch, reference  # noqa: E402
-from k3sim.kernels.unfused.cases import candidates, chain_call, kda_inputs  # noqa: E402
+from k3sim.kernels.unfused import exchange_launch, launch, reference  # noqa: E402
+from k3sim.kernels.unfused.cases import candidates  # noqa: E402
+from k3sim.kernels.unfused.recurrence_cases import chain_call, kda_inputs  # noqa: E402
 
 HIDDEN = 7168
 D = 128
@@ -334,10 +335,10 @@ def test_embedding_kernel(rows, hidden, pdl) -> None:  # type: ignore[no-untyped
     table = normal(1000, hidden, device="cuda").bfloat16()
     ids = torch.tensor([700, 1699, 699, 1700, -1, 2**31 - 1] + [1000] * 10, dtype=torch.int32, device="cuda")[:rows]
     out = poisoned(rows, hidden)
-    launch.embedding(ids, table, out, first_id=700, pdl=pdl)
+    exchange_launch.embedding(ids, table, out, first_id=700, pdl=pdl)
     assert torch.equal(out, reference.embedding(ids, table, first_id=700))
     out.fill_(NAN)
-    replay(lambda: launch.embedding(ids, table, out, first_id=700, pdl=pdl), 100)
+    replay(lambda: exchange_launch.embedding(ids, table, out, first_id=700, pdl=pdl), 100)
     assert torch.equal(out, reference.embedding(ids, table, first_id=700))
 
 
@@ -354,7 +355,7 @@ def test_pushed_rows_are_what_the_tail_collects(ranks) -> None:  # type: ignore[
         ids = torch.tensor([3, ranks * each - 1, -1, turn, 11 * turn], dtype=torch.int32, device="cuda")
         for rank in range(ranks):
             part = table[rank * each : (rank + 1) * each]
-            launch.embedding_push(ids, part, peers.gathered, first_id=rank * each)
+            exchange_launch.embedding_push(ids, part, peers.gathered, first_id=rank * each)
         expected = reference.embedding(ids, table, first_id=0)
         for one in slots:
             # The pushes are complete: rows beyond these are untouched, and no word of these is missing.
@@ -386,7 +387,7 @@ class Ranks:
         torch.cuda.synchronize()
 
     def step(self, rank: int) -> None:
-        launch.all_reduce(
+        exchange_launch.all_reduce(
             self.x[rank], self.out[rank], self.peers, self.buffers[rank], rank=rank, release_next=False
         )
 

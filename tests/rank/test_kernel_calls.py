@@ -13,9 +13,8 @@ torch = pytest.importorskip("torch")
 from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.multi_gpu.symmetric import SharedBlock  # noqa: E402
 from k3sim.kernels.rank.bindings import functions_of, key  # noqa: E402
+from k3sim.kernels.rank.call_table import KERNEL_CALLS, REFERENCE_CALLS  # noqa: E402
 from k3sim.kernels.rank.exchange import connect_kernels, exchange_in_block, places_of  # noqa: E402
-from k3sim.kernels.rank.kernel_calls import KERNEL_CALLS  # noqa: E402
-from k3sim.kernels.rank.reference_calls import REFERENCE_CALLS  # noqa: E402
 from k3sim.kernels.rank.state import Rank, build_rank  # noqa: E402
 from k3sim.kernels.rank.weights import random_weights  # noqa: E402
 from k3sim.model.config_file import load_architecture  # noqa: E402

@@ -18,13 +18,14 @@ torch = pytest.importorskip("torch")
 
 from k3sim.kernels.expert_gemv.launch import pack_experts  # noqa: E402
 from k3sim.kernels.expert_gemv.reference import Experts  # noqa: E402
+from k3sim.kernels.rank.call_table import KERNEL_CALLS  # noqa: E402
 from k3sim.kernels.rank.checking import deviations  # noqa: E402
 from k3sim.kernels.rank.exchange import connect_kernels, connect_reference  # noqa: E402
-from k3sim.kernels.rank.kernel_calls import KERNEL_CALLS  # noqa: E402
 from k3sim.kernels.rank.reference import WholeModelDecoder  # noqa: E402
 from k3sim.kernels.rank.state import Rank, build_rank, clear  # noqa: E402
 from k3sim.kernels.rank.step import Step  # noqa: E402
-from k3sim.kernels.rank.weights import LoopedModel, RankWeights, looped, random_weights  # noqa: E402
+from k3sim.kernels.rank.weights import RankWeights, random_weights  # noqa: E402
+from k3sim.kernels.rank.whole_model import LoopedModel, looped  # noqa: E402
 from k3sim.model.config_file import load_architecture  # noqa: E402
 from k3sim.model.layout import Layout, Workload  # noqa: E402
 from k3sim.model.paths import SWITCHES, find_path  # noqa: E402

@@ -11,16 +11,17 @@ torch = pytest.importorskip("torch")
 
 from small_model import small_architecture  # noqa: E402
 
-from k3sim.calibrate.decode import decode  # noqa: E402
+from k3sim.calibrate.decode import commandline  # noqa: E402
 from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.rank.memory import check_memory, needed_bytes  # noqa: E402
 from k3sim.kernels.rank.state import build_rank  # noqa: E402
-from k3sim.kernels.rank.weights import random_weights, subset  # noqa: E402
+from k3sim.kernels.rank.weights import random_weights  # noqa: E402
 from k3sim.model.config_file import load_architecture  # noqa: E402
 from k3sim.model.layout import Layout, Workload  # noqa: E402
 from k3sim.model.memory import resident_bytes  # noqa: E402
 from k3sim.model.paths import find_path  # noqa: E402
 from k3sim.model.program import Program, build_program  # noqa: E402
+from k3sim.model.subset import subset  # noqa: E402
 
 K3 = load_architecture()
 
@@ -94,7 +95,7 @@ def test_a_gpu_with_too_little_memory_is_refused_before_anything_is_allocated(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_bytes, 150 * 10**9))
     monkeypatch.setattr("k3sim.kernels.rank.weights.random_weights", never)
     monkeypatch.setattr("k3sim.kernels.harness.read_rate.read_rate", never)
-    assert decode.main(arguments) == 2
+    assert commandline.main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1
     found = re.fullmatch(

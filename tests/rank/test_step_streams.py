@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from small_model import small_architecture  # noqa: E402
 
 from k3sim.kernels.rank.bindings import CallFunction, key  # noqa: E402
-from k3sim.kernels.rank.kernel_calls import KERNEL_CALLS  # noqa: E402
+from k3sim.kernels.rank.call_table import KERNEL_CALLS  # noqa: E402
 from k3sim.kernels.rank.state import Rank  # noqa: E402
 from k3sim.kernels.rank.step import Step  # noqa: E402
 from k3sim.model.layout import Layout, Workload  # noqa: E402
@@ -99,7 +99,7 @@ def small_program(switches: tuple[str, ...], tp: int = 2) -> Program:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("switches", [(), SWITCHES, ("fused-allreduce",), ("low-batch-kernels", "prefetch")], ids=str)
+@pytest.mark.parametrize("switches", [(), SWITCHES, ("fused-allreduce",), ("low-batch-kernels", "l2-prefetch")], ids=str)
 def test_every_wait_of_the_program_is_kept(gpu: Gpu, switches: tuple[str, ...], num_ranks: int) -> None:
     program = small_program(switches)
     run_on_fakes(program, num_ranks, gpu)

@@ -18,12 +18,13 @@ from small_model import small_architecture  # noqa: E402
 
 from k3sim.kernels.expert_gemv.reference import Experts  # noqa: E402
 from k3sim.kernels.rank.bindings import functions_of  # noqa: E402
+from k3sim.kernels.rank.call_table import REFERENCE_CALLS  # noqa: E402
 from k3sim.kernels.rank.exchange import connect_reference  # noqa: E402
 from k3sim.kernels.rank.reference import WholeModelDecoder  # noqa: E402
-from k3sim.kernels.rank.reference_calls import REFERENCE_CALLS  # noqa: E402
 from k3sim.kernels.rank.state import Rank, build_rank, clear  # noqa: E402
 from k3sim.kernels.rank.step import legal_order, run_in_order  # noqa: E402
-from k3sim.kernels.rank.weights import LoopedModel, WholeModel, looped, random_weights  # noqa: E402
+from k3sim.kernels.rank.weights import random_weights  # noqa: E402
+from k3sim.kernels.rank.whole_model import LoopedModel, WholeModel, looped  # noqa: E402
 from k3sim.model.layout import Layout, Workload  # noqa: E402
 from k3sim.model.paths import SWITCHES, find_path  # noqa: E402
 from k3sim.model.paths.own import OWN_TABLES  # noqa: E402
