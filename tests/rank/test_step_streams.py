@@ -99,7 +99,9 @@ def small_program(switches: tuple[str, ...], tp: int = 2) -> Program:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("switches", [(), SWITCHES, ("fused-allreduce",), ("low-batch-kernels", "l2-prefetch")], ids=str)
+@pytest.mark.parametrize(
+    "switches", [(), SWITCHES, ("fused-allreduce",), ("low-batch-kernels", "l2-prefetch")], ids=str
+)
 def test_every_wait_of_the_program_is_kept(gpu: Gpu, switches: tuple[str, ...], num_ranks: int) -> None:
     program = small_program(switches)
     run_on_fakes(program, num_ranks, gpu)
