@@ -5,30 +5,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from k3sim.calibrate.compare.page_parts import (
+    DRAW,
+    GRID,
+    LAYOUT,
+    Point,
+    equal_line,
+    html_table,
+    parity_layout,
+    parity_points,
+    percent,
+    signed_percent,
+)
 from k3sim.sim.export.html import html_document
 from k3sim.sim.export.whole_file import write_whole_file
 
 COLOURS = {"probe": "#7a8794", "kernel": "#1f5fa8", "step": "#c2571a"}
-DRAW = """
-const figures = JSON.parse(document.getElementById("figures").textContent);
-Promise.all(Object.entries(figures).map(([name, figure]) => Plotly.newPlot(
-  document.getElementById(name), figure.data, figure.layout, {responsive: true, displaylogo: false}))).then(() => {
-  document.body.dataset.errors = errors;
-  document.body.dataset.drawn = "yes";
-});
-"""
-LAYOUT: dict[str, Any] = {
-    "font": {"family": "system-ui, sans-serif", "size": 13},
-    "margin": {"l": 190, "r": 20, "t": 20, "b": 50},
-    "legend": {"orientation": "h", "y": 1.08},
-    "plot_bgcolor": "#fff",
-}
-GRID = {"gridcolor": "#edf0f3", "zerolinecolor": "#9aa5b1"}
 
 
 def write_calibration_page(
@@ -88,62 +85,17 @@ def residual_figure(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def against_figure(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Measured (x) against predicted (y), logarithmic, with intervals and the diagonal."""
-    times = [value for one in cases for value in (one["measured_us"], one["predicted_us"]) if value > 0]
-    ends = [min(times), max(times)]
-    traces: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "x": ends,
-            "y": ends,
-            "name": "equal",
-            "line": {"color": "#9aa5b1", "width": 1},
-            "hoverinfo": "skip",
-        }
+    of_kind: dict[str, list[Point]] = {}
+    for one in cases:
+        point = (one["label"], one["measured"], one["predicted"], one["low"], one["high"])
+        of_kind.setdefault(one["kind"], []).append(point)
+    traces = [equal_line(point for points in of_kind.values() for point in points)]
+    traces += [
+        parity_points(of_kind[kind], kind, "measured", colour, size=7)
+        for kind, colour in COLOURS.items()
+        if kind in of_kind
     ]
-    for kind, colour in COLOURS.items():
-        of_kind = [one for one in cases if one["kind"] == kind]
-        if of_kind:
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": kind,
-                    "marker": {"color": colour, "size": 7},
-                    "x": [one["measured_us"] for one in of_kind],
-                    "y": [one["predicted_us"] for one in of_kind],
-                    "error_y": interval_bars(
-                        [(one["low_us"], one["predicted_us"], one["high_us"]) for one in of_kind], colour
-                    ),
-                    "text": [one["case"] for one in of_kind],
-                    "hovertemplate": "%{text}<br>measured %{x:,.4g} us<br>predicted %{y:,.4g} us<extra></extra>",
-                }
-            )
     return {"data": traces, "layout": parity_layout("measured", 560)}
-
-
-def interval_bars(values: Sequence[tuple[float, float, float]], colour: str) -> dict[str, Any]:
-    """Error bars of points at the middle of each (low, value, high)."""
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [max(0.0, high - value) for _, value, high in values],
-        "arrayminus": [max(0.0, value - low) for low, value, _ in values],
-        "color": colour,
-        "thickness": 1,
-        "width": 2,
-    }
-
-
-def parity_layout(against: str, height: int) -> dict[str, Any]:
-    """Layout of predictions over what they are held against, both in microseconds on logarithmic axes."""
-    return {
-        **LAYOUT,
-        "margin": {**LAYOUT["margin"], "l": 70},
-        "height": height,
-        "xaxis": {**GRID, "type": "log", "title": {"text": f"{against}, us"}},
-        "yaxis": {**GRID, "type": "log", "title": {"text": "predicted, us"}},
-    }
 
 
 def error_figure(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -156,7 +108,7 @@ def error_figure(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "name": kind,
             "marker": {"color": COLOURS[kind]},
             "x": [100 * one["error"] for one in shown if one["kind"] == kind],
-            "y": [one["case"] for one in shown if one["kind"] == kind],
+            "y": [one["label"] for one in shown if one["kind"] == kind],
             "hovertemplate": "%{y}<br>%{x:+.1f} %<extra></extra>",
         }
         for kind in COLOURS
@@ -234,11 +186,11 @@ def _check_sections(check: Mapping[str, Any]) -> list[str]:
         (
             (
                 one["kind"],
-                one["case"],
-                f"{one['measured_us']:,.4g}",
-                f"{one['predicted_us']:,.4g}",
-                f"{100 * one['error']:+.1f} %",
-                f"{one['low_us']:,.4g} to {one['high_us']:,.4g}",
+                one["label"],
+                f"{one['measured']:,.4g}",
+                f"{one['predicted']:,.4g}",
+                signed_percent(one["error"]),
+                f"{one['low']:,.4g} to {one['high']:,.4g}",
                 "yes" if one["inside_interval"] else "no",
                 "yes" if one["used_in_fit"] else "no",
             )
@@ -252,8 +204,8 @@ def _check_sections(check: Mapping[str, Any]) -> list[str]:
             (
                 f"{kind}s",
                 f"{one['cases']}",
-                *(f"{100 * one[name]:.1f} %" for name in ("median_error", "p95_error", "worst_error")),
-                f"{100 * one['inside_interval']:.0f} %",
+                *(percent(one[name]) for name in ("median_error", "p95_error", "worst_error")),
+                percent(one["inside_interval"], 0),
             )
             for kind, one in check["summary"].items()
         ),
@@ -266,16 +218,3 @@ def _check_sections(check: Mapping[str, Any]) -> list[str]:
         f"<section><h2>All cases</h2><details><summary>{len(check['cases'])} cases</summary>"
         f"<div class='wide'>{rows}</div></details></section>",
     ]
-
-
-def html_table(columns: Sequence[str], rows: Iterable[Iterable[str]], numbers: Sequence[int] = ()) -> str:
-    """A table of escaped cells; ``numbers`` are the columns that are set to the right."""
-
-    def cells(tag: str, row: Iterable[str]) -> str:
-        return "".join(
-            f"<{tag}{' class=number' if index in numbers else ''}>{escape(str(cell))}</{tag}>"
-            for index, cell in enumerate(row)
-        )
-
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{cells('th', columns)}</tr></thead><tbody>{body}</tbody></table>"

@@ -9,17 +9,16 @@ layout the claim would hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from k3sim.calibrate.compare.validate import NUM_DRAWS, draws_of, run_tasks
+from k3sim.calibrate.compare.case import ComparedCase
+from k3sim.calibrate.compare.draws import NUM_DRAWS, check_draws, predictions
+from k3sim.calibrate.compare.jobs import OnDone, ignore_progress, run_jobs
 from k3sim.calibrate.evidence.scenarios import Figure, Scenario, Side
-from k3sim.errors import UserError
 from k3sim.sim.intervals import interval_around
-from k3sim.sim.predict import predict
-from k3sim.sim.question import question_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +45,24 @@ class Judgement:
     series: tuple[Answer, ...]
     verdict: str
 
+    @property
+    def case(self) -> ComparedCase | None:
+        """The claimed value beside its prediction; None where nothing was predicted, or no value is claimed."""
+        if self.answer is None or self.figure.unit == "falls":
+            return None
+        return ComparedCase(
+            kind="claim",
+            label=self.figure.label,
+            measured=self.figure.value,
+            predicted=self.answer.predicted,
+            low=self.answer.low,
+            high=self.answer.high,
+            unit=self.figure.unit,
+            command=self.answer.command,
+        )
+
     def to_dict(self) -> dict[str, Any]:
+        """As JSON; docs/json.md describes it."""
         one, answer = self.figure, self.answer
         return {
             "label": one.label,
@@ -103,15 +119,18 @@ def judge_claims(
     *,
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
-    on_done: Callable[[int, int], None] = lambda done, of: None,
+    jobs: int | None = None,
+    on_done: OnDone = ignore_progress,
 ) -> list[JudgedClaim]:
-    """Verdicts of all scenarios, the same for the same seed. Raises UserError for fewer than two draws."""
-    if num_draws < 2:
-        raise UserError(f"draws is {num_draws}; accepted: 2 or more")
+    """Verdicts of all scenarios, the same for the same seed, whatever ``jobs``, the processes that work at once.
+
+    Raises UserError for fewer than two draws.
+    """
+    check_draws(num_draws)
     sides = [side for one in scenarios for side in _sides(one)]
     commands = sorted({command for side in sides for command in (side.command, side.against)} - {""})
     tasks = [partial(_steps_us, command, num_draws, seed) for command in commands]
-    steps = dict(zip(commands, run_tasks(tasks, on_done), strict=True))
+    steps = dict(zip(commands, run_jobs(tasks, jobs=jobs, on_done=on_done), strict=True))
     return [_judged(one, steps) for one in scenarios]
 
 
@@ -124,8 +143,7 @@ def _sides(scenario: Scenario) -> list[Side]:
 @lru_cache(maxsize=256)
 def _steps_us(command: str, num_draws: int, seed: int) -> tuple[float, ...]:
     """Step with the profile as shipped, then with each drawn machine, in microseconds."""
-    each = [predict(question_of(command)), *draws_of(command, num_draws, seed)]
-    return tuple(one.step_us for one in each)
+    return tuple(one.step_us for one in predictions(command, num_draws, seed))
 
 
 Steps = Mapping[str, Sequence[float]]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from k3sim.calibrate.compare.case import ComparedCase
 from k3sim.model.paths import PARTS, find_path
 from k3sim.model.step import Path
 from k3sim.sim.predict import predict
@@ -31,14 +32,19 @@ class JudgedStep:
 
     title: str
     published_ms: float  # after the step
-    predicted_ms: float | None
     published_saving_ms: float  # with those of the steps that complete it
-    predicted_saving_ms: float | None
+    after: ComparedCase | None  # the whole step; None where the change is not modelled
+    saving: ComparedCase | None  # None at the start, too
     verdict: str  # "start", "no switch", "with an earlier step", "noise", "direction", "direction and size", "wrong"
     why: str
 
-    def to_dict(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+    @property
+    def predicted_ms(self) -> float | None:
+        return self.after.predicted if self.after else None
+
+    @property
+    def predicted_saving_ms(self) -> float | None:
+        return self.saving.predicted if self.saving else None
 
 
 def path_of(parts: Iterable[str]) -> Path:
@@ -78,30 +84,45 @@ def judge(ladder: Ladder, predicted_ms: Mapping[tuple[str, ...], float]) -> list
     for index, step in enumerate(ladder.steps):
         after = predicted_ms[sets[index]] * share
         if index == 0:
-            found.append(_judged(step.title, published(0), after, 0.0, 0.0, "start", step.why))
+            found.append(_judged(ladder, 0, published(0), after, 0.0, None, "start"))
         elif not step.parts:
             led_by = any(index in other.also for other in ladder.steps)
             verdict = "with an earlier step" if led_by else "no switch"
-            found.append(_judged(step.title, published(index), None, saving(index), None, verdict, step.why))
+            found.append(_judged(ladder, index, published(index), None, saving(index), None, verdict))
         else:
             before = predicted_ms[sets[index - 1]] * share
             was = saving(index) + sum(saving(other) for other in step.also)
             verdict = verdict_of(before - after, was, published(index))
-            found.append(_judged(step.title, published(index), after, was, before - after, verdict, step.why))
+            found.append(_judged(ladder, index, published(index), after, was, before - after, verdict))
     return found
 
 
 def _judged(
-    title: str, value: float, predicted: float | None, was: float, saved: float | None, verdict: str, why: str
+    ladder: Ladder,
+    index: int,
+    published: float,
+    predicted: float | None,
+    was: float,
+    saved: float | None,
+    verdict: str,
 ) -> JudgedStep:
+    step = ladder.steps[index]
+
+    def case(measured: float, predicted: float | None) -> ComparedCase | None:
+        if predicted is None:
+            return None
+        return ComparedCase(
+            kind="ladder", label=step.title, measured=measured, predicted=predicted, unit="ms", source=ladder.source
+        )
+
     return JudgedStep(
-        title=title,
-        published_ms=value,
-        predicted_ms=predicted,
+        title=step.title,
+        published_ms=published,
         published_saving_ms=was,
-        predicted_saving_ms=saved,
+        after=case(published, predicted),
+        saving=case(was, saved),
         verdict=verdict,
-        why=why,
+        why=step.why,
     )
 
 

@@ -8,13 +8,14 @@ with its interval, to the claimed number (or, where the claim is inside, out of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from k3sim.calibrate.compare.claims import judge_claims
-from k3sim.calibrate.compare.validate import NUM_DRAWS, run_tasks
+from k3sim.calibrate.compare.claims import Judgement, judge_claims
+from k3sim.calibrate.compare.draws import NUM_DRAWS
+from k3sim.calibrate.compare.jobs import OnDone, ignore_progress, run_jobs
 from k3sim.calibrate.evidence.scenarios import Figure, load_scenario, shipped_scenarios
 from k3sim.errors import UserError
 from k3sim.sim.machine import Machine
@@ -73,65 +74,76 @@ def sensitivity(
     num_values: int = NUM_VALUES,
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
-    on_done: Callable[[int, int], None] = lambda done, of: None,
+    jobs: int | None = None,
+    on_done: OnDone = ignore_progress,
 ) -> list[Sensitivity]:
     """For every judged figure of a shipped scenario. Raises UserError for a scenario that does not exist."""
     paths = {path.stem: path for path in shipped_scenarios()}
     if scenario not in paths:
         raise UserError(f"no claim {scenario!r}; accepted: {', '.join(paths)}")
-    (claim,) = judge_claims([load_scenario(paths[scenario])], num_draws=num_draws, seed=seed)
-    judged = [one for one in claim.figures if one.answer is not None and not one.series]
+    (claim,) = judge_claims([load_scenario(paths[scenario])], num_draws=num_draws, seed=seed, jobs=jobs)
+    judged = [one for one in claim.figures if one.case is not None]
     if not judged:
         raise UserError(f"claim {scenario!r} has no figure that is judged: {claim.verdict}")
     machine = question_of(judged[0].figure.sides[0].command).machine
     moved = [field for field, origin in machine.provenance.items() if origin.low != origin.high]
     commands = sorted({c for one in judged for c in (one.figure.sides[0].command, one.figure.sides[0].against)} - {""})
     cases = [(field, command) for field in moved for command in commands]
-    ends = dict(zip(cases, run_tasks([partial(_ends_us, *case) for case in cases], on_done), strict=True))
-    found = []
-    for one in judged:
-        figure, answer = one.figure, one.answer
-        assert answer is not None
-        side = figure.sides[0]
-        values = []
-        for field in moved:
-            at = [
-                _figure(figure, ends[field, side.command][end], ends[field, side.against][end] if side.against else 0.0)
-                for end in (0, 1)
-            ]
-            values.append((abs(at[1] - at[0]), field, at))
-        values.sort(key=lambda each: (-each[0], each[1]))
-        # Where the prediction must go: the nearer end of its interval onto the claim, or beyond it.
-        edge = answer.high if (figure.value > answer.predicted) else answer.low
-        target = answer.predicted * figure.value / edge
-        chosen = values[:num_values]
-        factors = list(run_tasks([partial(_factor, field, figure, target) for _, field, _ in chosen], lambda *_: None))
-        found.append(
-            Sensitivity(
-                scenario=scenario,
-                label=figure.label,
-                unit=figure.unit,
-                claimed=figure.value,
-                predicted=answer.predicted,
-                low=answer.low,
-                high=answer.high,
-                verdict=one.verdict,
-                values=tuple(
-                    Sensitive(
-                        field=field,
-                        value=_value(machine, field),
-                        low=machine.provenance[field].low,
-                        high=machine.provenance[field].high,
-                        unit=machine.provenance[field].unit,
-                        at_low=at[0],
-                        at_high=at[1],
-                        factor_to_move=factor,
-                    )
-                    for (_, field, at), factor in zip(chosen, factors, strict=True)
-                ),
+    tasks = [partial(_ends_us, *case) for case in cases]
+    ends = dict(zip(cases, run_jobs(tasks, jobs=jobs, on_done=on_done), strict=True))
+    return [_of_figure(one, scenario, machine, moved, ends, num_values, jobs) for one in judged]
+
+
+Ends = Mapping[tuple[str, str], tuple[float, float]]  # by field and command: steps at both ends of the interval, in us
+
+
+def _of_figure(
+    judged: Judgement,
+    scenario: str,
+    machine: Machine,
+    moved: Sequence[str],
+    ends: Ends,
+    num_values: int,
+    jobs: int | None,
+) -> Sensitivity:
+    case, figure = judged.case, judged.figure
+    assert case is not None and case.low is not None and case.high is not None
+    side = figure.sides[0]
+    values = []
+    for field in moved:
+        at = [
+            _figure(figure, ends[field, side.command][end], ends[field, side.against][end] if side.against else 0.0)
+            for end in (0, 1)
+        ]
+        values.append((abs(at[1] - at[0]), field, at))
+    values.sort(key=lambda each: (-each[0], each[1]))
+    # Where the prediction must go: the nearer end of its interval onto the claim, or beyond it.
+    target = case.predicted * case.measured / (case.high if case.measured > case.predicted else case.low)
+    chosen = values[:num_values]
+    factors = run_jobs([partial(_factor, field, figure, target) for _, field, _ in chosen], jobs=jobs)
+    return Sensitivity(
+        scenario=scenario,
+        label=figure.label,
+        unit=figure.unit,
+        claimed=case.measured,
+        predicted=case.predicted,
+        low=case.low,
+        high=case.high,
+        verdict=judged.verdict,
+        values=tuple(
+            Sensitive(
+                field=field,
+                value=_value(machine, field),
+                low=machine.provenance[field].low,
+                high=machine.provenance[field].high,
+                unit=machine.provenance[field].unit,
+                at_low=at[0],
+                at_high=at[1],
+                factor_to_move=factor,
             )
-        )
-    return found
+            for (_, field, at), factor in zip(chosen, factors, strict=True)
+        ),
+    )
 
 
 def _value(machine: Machine, field: str) -> float:

@@ -11,9 +11,21 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.compare.calibration_page import DRAW, GRID, LAYOUT, html_table, interval_bars, parity_layout
+from k3sim.calibrate.compare.case import ComparedCase
 from k3sim.calibrate.compare.claims import JudgedClaim
-from k3sim.calibrate.compare.validate import Validated, Validation, groups, summary
+from k3sim.calibrate.compare.page_parts import (
+    DRAW,
+    GRID,
+    LAYOUT,
+    Point,
+    equal_line,
+    html_table,
+    parity_layout,
+    parity_points,
+    percent,
+    signed_percent,
+)
+from k3sim.calibrate.compare.validate import Validation, groups, summary
 from k3sim.sim.export.html import html_document
 from k3sim.sim.export.whole_file import write_whole_file
 
@@ -35,55 +47,29 @@ def page(found: Validation, claims: Sequence[JudgedClaim]) -> str:
     return html_document(TITLE, f"<h1>{TITLE}</h1>\n{sections}", figures, DRAW)
 
 
-def parity_figure(rows: Sequence[Validated]) -> dict[str, Any]:
+def parity_figure(rows: Sequence[ComparedCase]) -> dict[str, Any]:
     """Published (x) against predicted (y) as time, logarithmic, one colour a machine and one symbol a kind."""
 
-    def us(row: Validated, value: float) -> float:
-        unit = row.evidence.unit
-        return value if unit == "us" else value * 1e3 if unit == "ms" else row.evidence.tokens * 1e6 / value
+    def point(row: ComparedCase) -> Point:
+        low, high = sorted(row.us(bound) for bound in row.interval)
+        return f"{row.engine}: {row.label}", row.us(row.measured), row.us(row.predicted), low, high
 
-    points = [(row, us(row, row.evidence.value), us(row, row.predicted)) for row in rows]
-    ends = [min(min(x, y) for _, x, y in points) / 1.2, max(max(x, y) for _, x, y in points) * 1.2]
-    traces: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "x": ends,
-            "y": [factor * end for end in ends],
-            "name": name,
-            "showlegend": factor == 1.0,
-            "line": {"color": "#9aa5b1", "width": 1, "dash": "solid" if factor == 1.0 else "dot"},
-            "hoverinfo": "skip",
-        }
+    points = [point(row) for row in rows]
+    traces = [
+        equal_line(points, margin=1.2, factor=factor, name=name)
         for factor, name in ((1.0, "equal"), (1 + TOLERANCE, "+20 %"), (1 - TOLERANCE, "-20 %"))
     ]
-    machines = sorted({row.evidence.hardware for row in rows})
+    machines = sorted({row.hardware for row in rows})
     symbols = {"step": "circle", "stage": "diamond", "kernel": "square"}
     for colour, machine in zip(cycle(COLOURS), machines, strict=False):
         for kind, symbol in symbols.items():
-            of = [one for one in points if one[0].evidence.hardware == machine and one[0].evidence.kind == kind]
-            if not of:
-                continue
-            bounds = [sorted((us(row, row.low), us(row, row.high))) for row, _, _ in of]
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": f"{machine}, {kind}s",
-                    "marker": {
-                        "color": colour,
-                        "size": 8,
-                        "symbol": [symbol if row.evidence.judged else f"{symbol}-open" for row, _, _ in of],
-                    },
-                    "x": [x for _, x, _ in of],
-                    "y": [y for _, _, y in of],
-                    "error_y": interval_bars(
-                        [(low, y, high) for (low, high), (_, _, y) in zip(bounds, of, strict=True)], colour
-                    ),
-                    "text": [f"{row.evidence.engine}: {row.evidence.title}" for row, _, _ in of],
-                    "hovertemplate": "%{text}<br>published %{x:,.4g} us<br>predicted %{y:,.4g} us<extra></extra>",
-                }
-            )
+            of = [row for row in rows if row.hardware == machine and row.kind == kind]
+            if of:
+                shown = [symbol if row.judged else f"{symbol}-open" for row in of]
+                name = f"{machine}, {kind}s"
+                traces.append(
+                    parity_points([point(row) for row in of], name, "published", colour, size=8, symbol=shown)
+                )
     return {"data": traces, "layout": parity_layout("published", 620)}
 
 
@@ -124,9 +110,9 @@ def _rows(found: Validation) -> list[str]:
             (
                 f"{kind}s",
                 str(one["rows"]),
-                f"{100 * one['median_error']:.1f} %",
-                f"{100 * one['worst_error']:.1f} %",
-                f"{100 * one['inside_interval']:.0f} %",
+                percent(one["median_error"]),
+                percent(one["worst_error"]),
+                percent(one["inside_interval"], 0),
             )
             for kind, one in summary(found.rows).items()
         ),
@@ -138,16 +124,16 @@ def _rows(found: Validation) -> list[str]:
             ("what", "published", "predicted", "unit", "error", "interval", "inside", "not known", "source", "command"),
             (
                 (
-                    row.evidence.title + ("" if row.evidence.judged else f" (not judged: {row.evidence.why})"),
-                    f"{row.evidence.value:,.4g}",
+                    row.label + ("" if row.judged else f" (not judged: {row.why})"),
+                    f"{row.measured:,.4g}",
                     f"{row.predicted:,.4g}",
-                    row.evidence.unit,
-                    f"{100 * row.error:+.1f} %",
-                    f"{row.low:,.4g} to {row.high:,.4g}",
+                    row.unit,
+                    signed_percent(row.error),
+                    f"{row.interval[0]:,.4g} to {row.interval[1]:,.4g}",
                     "yes" if row.inside_interval else "no",
-                    row.evidence.unknown,
-                    f"{row.evidence.source}, {row.evidence.date}",
-                    row.evidence.command,
+                    row.unknown,
+                    f"{row.source}, {row.date}",
+                    row.command,
                 )
                 for row in rows
             ),

@@ -245,7 +245,7 @@ def _loop(document: Located, at: Keys) -> dict[str, Any]:
 
 
 def _ladder(document: Located, at: Keys) -> Ladder:
-    from k3sim.calibrate.compare.ladders import PARTS
+    from k3sim.model.paths import PARTS
 
     names = ("id", "title", "source", "hardware", "engine", "unit", "unknown", "command")
     keys_of(document, at, (*names, "date", "layers", "steps"))

@@ -12,7 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.compare.check import STORED, Checked, summary
+from k3sim.calibrate.compare.case import ComparedCase
+from k3sim.calibrate.compare.check import STORED, summary
 from k3sim.calibrate.fit.fit import fit, labels_read, require_scipy
 from k3sim.calibrate.fit.kernel_fit import fit_stored
 from k3sim.calibrate.fit.profile_text import Calibration, base_of, profile_text
@@ -23,7 +24,7 @@ from k3sim.sim.export.whole_file import write_whole_file
 from k3sim.sim.machine import Machine
 from k3sim.sim.profile import machine_of
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def measure(out: Path | None, *, quick: bool = False, on_case: Callable[[str], None] = lambda _: None) -> Path:
@@ -161,7 +162,7 @@ def document(found: Calibration, machine_out: Path | None) -> dict[str, Any]:
     }
 
 
-def check_document(machine: Machine, cases: list[Checked], num_draws: int, seed: int) -> dict[str, Any]:
+def check_document(machine: Machine, cases: list[ComparedCase], num_draws: int, seed: int) -> dict[str, Any]:
     """A check as JSON; docs/json.md describes it."""
     return {
         "schema_version": SCHEMA_VERSION,

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from k3sim.calibrate.compare.check import measured_chains
-from k3sim.calibrate.compare.own_kernels import Link, chain_us
+from k3sim.calibrate.compare.chain import ChainedKernel, chain_us
+from k3sim.calibrate.compare.shipped_kernels import measured_chains
 from k3sim.calibrate.fit.fit import require_scipy
 from k3sim.sim.machine import Machine
 from k3sim.sim.whatif import loopback_fabric
@@ -63,7 +63,7 @@ class Shape:
 
     case: str
     measured_us: float
-    links: tuple[Link, ...]
+    kernels: tuple[ChainedKernel, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +98,9 @@ class KernelFit:
 def stored_shapes(cases: Sequence[str]) -> list[Shape]:
     """Those kernels as they are stored for the measured GPU; a case that is not there is left out."""
     return [
-        Shape(case=case, measured_us=measured_us, links=tuple(links))
-        for case, measured_us, links, _ in measured_chains()
-        if case in cases
+        Shape(case=one.label, measured_us=one.measured_us, kernels=one.kernels)
+        for one in measured_chains()
+        if one.label in cases
     ]
 
 
@@ -147,7 +147,7 @@ class _Problem:
 
     def log_ratio(self, shape: Shape, values: Mapping[str, float]) -> float:
         changed: dict[str, Any] = dict(values)
-        predicted_us = chain_us(shape.links, loopback_fabric(replace(self.machine, **changed)))
+        predicted_us = chain_us(shape.kernels, loopback_fabric(replace(self.machine, **changed)))
         return math.log(predicted_us / shape.measured_us)
 
     def residuals(self, values: Mapping[str, float]) -> list[float]:

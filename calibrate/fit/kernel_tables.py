@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.compare.own_kernels import Link, bf16, chain_us
+from k3sim.calibrate.compare.chain import ChainedKernel, bf16, chain_us
 from k3sim.calibrate.fit.kernel_fit import KernelFit, Parameters, Shape, fit_kernels
 from k3sim.errors import UserError
 from k3sim.sim.machine import Machine
@@ -47,7 +47,7 @@ class TableRow:
     op: str
     shape: str
     measured_us: float
-    links: tuple[Link, ...]
+    kernels: tuple[ChainedKernel, ...]
     copies: int | None = None
     one_a_replay: bool = False
 
@@ -58,11 +58,11 @@ class TableRow:
 
     def stays_in_l2(self, machine: Machine) -> bool:
         """Whether all copies of the weights fit into L2, so that none is read from memory after the first round."""
-        weights = sum(num_bytes for link in self.links for _, _, num_bytes in link.weights)
+        weights = sum(num_bytes for kernel in self.kernels for _, _, num_bytes in kernel.weights)
         return self.copies is not None and self.copies * weights <= machine.l2_capacity_bytes
 
     def predicted_us(self, machine: Machine) -> float:
-        chain = chain_us(self.links, machine)
+        chain = chain_us(self.kernels, machine)
         return chain + (machine.host_graph_launch_s * 1e6 if self.one_a_replay else 0.0)
 
 
@@ -119,14 +119,14 @@ def row_of(cells: dict[str, str], where: str) -> TableRow | str:
         if not 0.1 < measured_us < 1e6:
             raise UserError(f"{where}: time_us is {measured_us}; accepted: 0.1 to 1e6")
         replay = "one kernel per CUDA-graph replay" in cells["notes"]
-        links, copies = found
+        kernels, copies = found
         return TableRow(
             machine=machine,
             group=group,
             op=cells["op"],
             shape=cells["shape"],
             measured_us=measured_us,
-            links=links,
+            kernels=kernels,
             copies=copies,
             one_a_replay=replay,
         )
@@ -143,7 +143,7 @@ def _machine(hardware: str) -> str | None:
 
 # -- one reader a kind of row -----------------------------------------------------------------------------------------
 
-Chain = tuple[tuple[Link, ...], int | None]
+Chain = tuple[tuple[ChainedKernel, ...], int | None]
 
 
 def _numbers(text: str, *names: str) -> list[int] | None:
@@ -161,9 +161,9 @@ def _gemm(cells: dict[str, str]) -> Chain | str:
     # cuBLASLt launches its Blackwell kernels as programmatic dependents that wait inside (xiaguan/kern-k3-pp-prefill
     # notes/d-mlp.md, 2026-10).
     launch = "graph" if _machine(cells["hardware"]) == "h200" else "pdl"
-    link = Link(operator="cublas.gemm", weights=(bf16(outputs, depth),), shape={"rows": rows}, launch=launch,
+    kernel = ChainedKernel(operator="cublas.gemm", weights=(bf16(outputs, depth),), shape={"rows": rows}, launch=launch,
                 trigger="end")  # fmt: skip
-    return (link,), 6 if "6 different weight copies" in cells["condition"] else None
+    return (kernel,), 6 if "6 different weight copies" in cells["condition"] else None
 
 
 def _gemv(cells: dict[str, str]) -> Chain | str:
@@ -173,18 +173,18 @@ def _gemv(cells: dict[str, str]) -> Chain | str:
     rows, outputs, depth = shape
     if rows > MAX_ROWS:
         return f"more than {MAX_ROWS} rows"
-    link = Link(operator="skinny_gemv.low_latency", weights=(bf16(outputs, depth),), shape={"rows": rows},
+    kernel = ChainedKernel(operator="skinny_gemv.low_latency", weights=(bf16(outputs, depth),), shape={"rows": rows},
                 trigger="stream")  # fmt: skip
-    return (link,), 8
+    return (kernel,), 8
 
 
 def _attn_res(cells: dict[str, str]) -> Chain | str:
     shape = _numbers(cells["shape"], "tokens")
     if shape is None or shape[0] > MAX_ROWS:
         return f"more than {MAX_ROWS} rows"
-    link = Link(operator="attn_res.single_block", shape={"rows": shape[0], "hidden": HIDDEN, "sources": 9},
+    kernel = ChainedKernel(operator="attn_res.single_block", shape={"rows": shape[0], "hidden": HIDDEN, "sources": 9},
                 launch="graph", trigger="end")  # fmt: skip
-    return (link,), None
+    return (kernel,), None
 
 
 def _kda(cells: dict[str, str]) -> Chain | str:
@@ -201,7 +201,7 @@ def _kda(cells: dict[str, str]) -> Chain | str:
         "conv_state_bytes": heads * 2304,
         "conv_weight_bytes": heads * 6144,
     }
-    return (Link(operator="kda_decode.per_head", shape=counts, launch="graph", trigger="end"),), None
+    return (ChainedKernel(operator="kda_decode.per_head", shape=counts, launch="graph", trigger="end"),), None
 
 
 def _experts(cells: dict[str, str]) -> Chain | str:
@@ -219,16 +219,18 @@ def _experts(cells: dict[str, str]) -> Chain | str:
     counts = {"rows": rows, "top_k": TOP_K, "distinct_milli": 1000 * distinct}
     w13, w2 = (2 * width, LATENT, num_bytes * 2 // 3), (LATENT, width, num_bytes // 3)
     one: dict[str, Any] = {"launch": "pdl", "trigger": "end"}
-    links = (
-        Link(operator="unfused.quantise", shape={"rows": rows, "width": LATENT}, launch="graph", trigger="end"),
-        Link(operator="unfused.routing", shape={"rows": rows, "experts": EXPERTS}, **one),
-        Link(operator="unfused.permutation", shape={"rows": rows, "experts": EXPERTS}, **one),
-        Link(operator="unfused.permutation", shape={"rows": rows, "experts": EXPERTS}, **one),
-        Link(operator="expert_gemv.gemm1", weights=(w13,), shape={**counts, "width": width}, **one),
-        Link(operator="expert_gemv.gemm2", weights=(w2,), shape={**counts, "latent": LATENT}, **one),
-        Link(operator="unfused.elementwise", shape={"rows": rows * TOP_K, "width": LATENT}, **one),
+    kernels = (
+        ChainedKernel(
+            operator="unfused.quantise", shape={"rows": rows, "width": LATENT}, launch="graph", trigger="end"
+        ),
+        ChainedKernel(operator="unfused.routing", shape={"rows": rows, "experts": EXPERTS}, **one),
+        ChainedKernel(operator="unfused.permutation", shape={"rows": rows, "experts": EXPERTS}, **one),
+        ChainedKernel(operator="unfused.permutation", shape={"rows": rows, "experts": EXPERTS}, **one),
+        ChainedKernel(operator="expert_gemv.gemm1", weights=(w13,), shape={**counts, "width": width}, **one),
+        ChainedKernel(operator="expert_gemv.gemm2", weights=(w2,), shape={**counts, "latent": LATENT}, **one),
+        ChainedKernel(operator="unfused.elementwise", shape={"rows": rows * TOP_K, "width": LATENT}, **one),
     )
-    return links, None
+    return kernels, None
 
 
 def _one_launch_experts(cells: dict[str, str]) -> Chain | str:
@@ -241,7 +243,7 @@ def _one_launch_experts(cells: dict[str, str]) -> Chain | str:
     counts = {"rows": rows, "top_k": TOP_K, "distinct_milli": distinct_milli, "width": 192, "experts": EXPERTS,
               "latent": LATENT, "selects": 0}  # fmt: skip
     weights = ((384, LATENT, num_bytes * 2 // 3), (LATENT, 192, num_bytes // 3))
-    return (Link(operator="expert_gemv.block", weights=weights, shape=counts, trigger="end"),), None
+    return (ChainedKernel(operator="expert_gemv.block", weights=weights, shape=counts, trigger="end"),), None
 
 
 def _mla(cells: dict[str, str]) -> Chain | str:
@@ -253,7 +255,7 @@ def _mla(cells: dict[str, str]) -> Chain | str:
         return f"more than {MAX_ROWS} rows"
     row_bytes = 576 if "kv fp8" in cells["dtype"] else 1152
     counts = {"rows": rows, "heads": heads, "context": context, "kv_row_bytes": row_bytes, "kv_lora_rank": 512}
-    return (Link(operator="mla_decode.split_kv", shape=counts, launch="graph", trigger="end"),), None
+    return (ChainedKernel(operator="mla_decode.split_kv", shape=counts, launch="graph", trigger="end"),), None
 
 
 def _lift(cells: dict[str, str]) -> Chain | str:
@@ -262,9 +264,14 @@ def _lift(cells: dict[str, str]) -> Chain | str:
         return f"more than {MAX_ROWS} rows"
     heads, rows = shape
     outputs, depth = (heads * 512, 128) if "pre" in cells["op"] else (heads * 128, 512)
-    link = Link(operator="cublas.batched_gemm", weights=(bf16(outputs, depth),), shape={"rows": rows}, launch="graph",
-                trigger="end")  # fmt: skip
-    return (link,), None
+    kernel = ChainedKernel(
+        operator="cublas.batched_gemm",
+        weights=(bf16(outputs, depth),),
+        shape={"rows": rows},
+        launch="graph",
+        trigger="end",
+    )
+    return (kernel,), None
 
 
 READERS: Sequence[tuple[str, str, Callable[[dict[str, str]], Chain | str]]] = (
@@ -312,7 +319,7 @@ def fit_tables(machine: Machine, rows: Sequence[TableRow]) -> TableFit:
     values: dict[str, Any] = {}
     for parameters, group in FITTED:
         shapes = [
-            Shape(case=f"{row.op} {row.shape}", measured_us=row.measured_us, links=row.links)
+            Shape(case=f"{row.op} {row.shape}", measured_us=row.measured_us, kernels=row.kernels)
             for row in mine
             if row.group == group and not (row.held_out or row.one_a_replay or row.stays_in_l2(machine))
         ]

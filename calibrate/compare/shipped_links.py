@@ -9,21 +9,20 @@ step in either enters a value.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.compare import own_kernels, own_steps
-from k3sim.calibrate.compare.validate import Row
-from k3sim.calibrate.samples import Sample, SampleFile, read_samples
+from k3sim.calibrate.compare.case import ComparedCase
+from k3sim.calibrate.compare.jobs import OnDone, ignore_progress
+from k3sim.calibrate.compare.shipped_chains import all_reduce, fused_allreduce
+from k3sim.calibrate.compare.shipped_kernels import MeasuredChain, compare_chains
+from k3sim.calibrate.compare.shipped_steps import LabelledStep, compare_steps, label_of, predict_measured
+from k3sim.calibrate.samples import SampleFile, read_samples
 from k3sim.model.program import build_program
-from k3sim.sim.components.skew import Skew
-from k3sim.sim.machine import Machine
 from k3sim.sim.predict import Prediction
 from k3sim.sim.profile import load_machine
-from k3sim.sim.whatif import emulated_ranks
 
 LINKS = Path(__file__).parents[1] / "data" / "h200-links.json"
 STEPS = Path(__file__).parents[1] / "data" / "h200-link-steps.json"
@@ -37,23 +36,7 @@ def link_samples() -> SampleFile:
     return read_samples(LINKS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinkChain:
-    """A chain of exchanges between GPUs, each of which stands for as many ranks as the others."""
-
-    label: str
-    sample: Sample
-    links: Sequence[own_kernels.Link]
-    gpus: int
-    ranks: int
-
-    def predicted_us(self, machine: Machine) -> float:
-        """On the link as it is, both GPUs late by chance as in a step."""
-        over = emulated_ranks(machine, self.gpus, self.ranks)
-        return own_kernels.chain_us(self.links, over, group_size=self.ranks, skew=Skew.EXPECTED)
-
-
-def link_chains() -> list[LinkChain]:
+def link_chains() -> list[MeasuredChain]:
     """The project's kernels over the link; NCCL and cuBLAS in the same file have no cost here."""
     found = []
     for sample in link_samples().samples:
@@ -61,28 +44,30 @@ def link_chains() -> list[LinkChain]:
         rows: int
         if sample.case == "all_reduce" and have["by"] == "one-shot" and have["calls"] == 1:
             rows, hidden = ALL_REDUCES[have["bytes"]]
-            label, links = f"all_reduce of {have['bytes']} B", own_kernels.all_reduce(have["ranks"], rows, hidden)
+            label, kernels = f"all_reduce of {have['bytes']} B", all_reduce(have["ranks"], rows, hidden)
         elif sample.case == "projection" and have["by"] == "fused-allreduce":
             rows = have["rows"]
             label = f"proj_allreduce 7168x{have['depth']}, {rows} row{'s' * (rows > 1)}"
-            links = own_kernels.fused_allreduce(have["ranks"], have["depth"], rows)
+            kernels = fused_allreduce(have["ranks"], have["depth"], rows)
         else:
             continue
         gpus, ranks = have["gpus"], have["ranks"]
         found.append(
-            LinkChain(label=f"{label}, {gpus} GPUs for {ranks} ranks", sample=sample, links=links, gpus=gpus,
-                      ranks=ranks)
-        )  # fmt: skip
+            MeasuredChain(
+                label=f"{label}, {gpus} GPUs for {ranks} ranks",
+                measured_us=sample.value,
+                kernels=kernels,
+                source=f"calibrate/data/{LINKS.name}, {link_samples().date}",
+                gpus=gpus,
+                ranks=ranks,
+            )
+        )
     return found
 
 
-def link_kernel_rows() -> list[Row]:
+def link_kernel_cases(*, jobs: int | None = None, on_done: OnDone = ignore_progress) -> list[ComparedCase]:
     """Chains of exchanges over the link, in microseconds a round."""
-    machine, source = load_machine("h200"), f"calibrate/data/{LINKS.name}, {link_samples().date}"
-    return [
-        Row(label=f"h200: {one.label}", measured=one.sample.value, predicted=one.predicted_us(machine), source=source)
-        for one in link_chains()
-    ]
+    return list(compare_chains(link_chains(), [load_machine("h200")], jobs=jobs, on_done=on_done))
 
 
 def measured_link_steps() -> list[dict[str, Any]]:
@@ -93,30 +78,29 @@ def measured_link_steps() -> list[dict[str, Any]]:
 
 def link_label(step: dict[str, Any]) -> str:
     where = "looped back" if step["gpus"] == 1 else f"{step['gpus']} GPUs over NVLink"
-    return f"{own_steps.label_of(step)}, {step['layers']} layers, TP8, {where}"
+    return f"{label_of(step)}, {step['layers']} layers, TP8, {where}"
 
 
-def link_step_rows() -> list[Row]:
-    """Steps of one TP8 rank group over the link and looped back, in milliseconds."""
+def labelled_link_steps() -> list[LabelledStep]:
+    """Steps of one TP8 rank group over the link and looped back, each with its label and source."""
     return [
-        Row(
-            label=f"h200: {link_label(step)}",
-            measured=step["step_us"] / 1e3,
-            predicted=own_steps.predict_measured(step).step_us / 1e3,
-            source=f"calibrate/data/{STEPS.name}, {step['environment']['date'][:10]}",
-        )
+        (link_label(step), f"calibrate/data/{STEPS.name}, {step['environment']['date'][:10]}", step)
         for step in measured_link_steps()
     ]
 
 
+def link_step_cases(*, jobs: int | None = None, on_done: OnDone = ignore_progress) -> list[ComparedCase]:
+    """The same in milliseconds, beside their predictions."""
+    machines = [load_machine("h200")]
+    return [one.in_ms() for one in compare_steps(labelled_link_steps(), machines, jobs=jobs, on_done=on_done)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class LinkDifference:
-    """What the link adds to a step: the same kernels over NVLink less looped back, in microseconds."""
+    """What the link adds to a step: the same kernels over NVLink less looped back. The label is the path."""
 
-    path: str
     num_exchanges: int  # of the step: calls that poll
-    measured_us: float
-    predicted_us: float
+    case: ComparedCase
 
 
 def link_differences() -> list[LinkDifference]:
@@ -128,15 +112,16 @@ def link_differences() -> list[LinkDifference]:
     found = []
     for case, sides in by_case.items():
         if len(sides) == 2:
-            over, back = (own_steps.predict_measured(sides[linked]) for linked in (True, False))
-            found.append(
-                LinkDifference(
-                    path=case[0],
-                    num_exchanges=num_exchanges(over),
-                    measured_us=sides[True]["step_us"] - sides[False]["step_us"],
-                    predicted_us=over.step_us - back.step_us,
-                )
+            over, back = (predict_measured(sides[linked]) for linked in (True, False))
+            difference = ComparedCase(
+                kind="step",
+                label=case[0],
+                measured=sides[True]["step_us"] - sides[False]["step_us"],
+                predicted=over.step_us - back.step_us,
+                unit="us",
+                source=f"calibrate/data/{STEPS.name}",
             )
+            found.append(LinkDifference(num_exchanges=num_exchanges(over), case=difference))
     return found
 
 

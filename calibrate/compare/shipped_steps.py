@@ -1,4 +1,4 @@
-"""Predictions beside the decode steps of the project's own kernels as measured on one GPU (``k3sim decode``).
+"""Predictions beside the decode steps of the shipped kernels as measured on one GPU (``k3sim decode``).
 
 ``data/h200-decode-steps.json`` holds the steps, ``data/h200-decode-fused.json`` one step kernel by kernel. They are
 compared, never used: no machine value, no Work and no path depends on a time in either.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.compare.validate import Row
+from k3sim.calibrate.compare.case import ComparedCase, with_bounds
+from k3sim.calibrate.compare.jobs import OnDone, ignore_progress, run_jobs
 from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import SWITCHES, find_path
@@ -75,40 +77,90 @@ def label_of(step: Mapping[str, Any]) -> str:
     return f"{path}, {rows}, {step['context'] // 1024}k"
 
 
-def own_step_rows() -> list[Row]:
-    """Every measured step of a whole rank, in milliseconds."""
+def step_case(step: Mapping[str, Any], label: str, source: str, machines: Sequence[Machine]) -> ComparedCase:
+    """A measured step in microseconds, on a profile's machine, followed by machines drawn from it or by none."""
+    reference = predict_measured(step)
+    steps = [
+        predict(replace(reference.question, machine=machine_for(step, one))).step_us
+        for one in machines
+    ]
+    predicted, low, high = with_bounds(steps)
+    return ComparedCase(
+        kind="step",
+        label=label,
+        measured=step["step_us"],
+        predicted=predicted,
+        low=low,
+        high=high,
+        unit="us",
+        source=source,
+        hardware=PROFILES[step["machine"]],
+    )
+
+
+LabelledStep = tuple[str, str, dict[str, Any]]  # label, source, step
+
+
+def labelled_steps() -> list[LabelledStep]:
+    """The stored steps of a whole rank, each with its label and source."""
     return [
-        Row(
-            label=f"h200: {label_of(step)}",
-            measured=step["step_us"] / 1e3,
-            predicted=predict_measured(step).step_us / 1e3,
-            source=f"calibrate/data/{STEPS.name}, {step['environment']['date'][:10]}",
-        )
+        (label_of(step), f"calibrate/data/{STEPS.name}, {step['environment']['date'][:10]}", step)
         for step in measured_steps()
     ]
 
 
+def compare_steps(
+    steps: Sequence[LabelledStep],
+    machines: Sequence[Machine],
+    *,
+    jobs: int | None = None,
+    on_done: OnDone = ignore_progress,
+) -> Iterator[ComparedCase]:
+    """``step_case`` of each, in several processes."""
+    tasks = [partial(step_case, step, label, source, tuple(machines)) for label, source, step in steps]
+    return run_jobs(tasks, jobs=jobs, on_done=on_done)
+
+
+def shipped_step_cases(*, jobs: int | None = None, on_done: OnDone = ignore_progress) -> list[ComparedCase]:
+    """Every measured step of a whole rank, in milliseconds."""
+    machines = [load_machine("h200")]
+    return [one.in_ms() for one in compare_steps(labelled_steps(), machines, jobs=jobs, on_done=on_done)]
+
+
 @dataclass(frozen=True, kw_only=True)
-class StageRow:
+class StageCase:
     """Kernels of one stage, measured and predicted, in microseconds a kernel.
 
     ``duration`` is from start to end; a kernel that is launched early waits within it. ``increment`` is what the
     stage adds to the step: from the latest end on the main stream before it to its own end, and 0 elsewhere.
     """
 
-    stage: str
     stream: str
     count: int
-    measured_duration_us: float
-    predicted_duration_us: float
-    measured_increment_us: float
-    predicted_increment_us: float
+    duration: ComparedCase
+    increment: ComparedCase
+
+    @property
+    def stage(self) -> str:
+        return self.duration.label
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON; docs/json.md describes it."""
+        return {
+            "stage": self.stage,
+            "stream": self.stream,
+            "count": self.count,
+            "measured_duration_us": self.duration.measured,
+            "predicted_duration_us": self.duration.predicted,
+            "measured_increment_us": self.increment.measured,
+            "predicted_increment_us": self.increment.predicted,
+        }
 
 
 Kernel = tuple[str, str, float, float]  # stage, stream, start and end in microseconds
 
 
-def own_stage_rows() -> list[StageRow]:
+def shipped_stage_cases() -> list[StageCase]:
     """The stored step kernel by kernel, in the order of the stages. Only stages that both sides have."""
     document = json.loads(TIMELINE.read_text(encoding="utf-8"))
     measured = [(one["stage"], one["stream"], one["start_us"], one["end_us"]) for one in document["stages"]]
@@ -117,19 +169,22 @@ def own_stage_rows() -> list[StageRow]:
         (run.stage, run.stream, run.start_ps / PS_PER_US, run.end_ps / PS_PER_US)
         for run in full.of_rank(full.critical_rank)
     ]
-    sides = (_means(measured), _means(predicted))
-    return [
-        StageRow(
-            stage=stage,
-            stream=stream,
-            count=count,
-            measured_duration_us=duration_us,
-            predicted_duration_us=sides[1][stage, stream][1],
-            measured_increment_us=increment_us,
-            predicted_increment_us=sides[1][stage, stream][2],
+    before, after = _means(measured), _means(predicted)
+
+    def case(key: tuple[str, str], at: int) -> ComparedCase:
+        return ComparedCase(
+            kind="stage",
+            label=key[0],
+            measured=before[key][at],
+            predicted=after[key][at],
+            unit="us",
+            source=f"calibrate/data/{TIMELINE.name}",
         )
-        for (stage, stream), (count, duration_us, increment_us) in sides[0].items()
-        if (stage, stream) in sides[1]
+
+    return [
+        StageCase(stream=key[1], count=before[key][0], duration=case(key, 1), increment=case(key, 2))
+        for key in before
+        if key in after
     ]
 
 

@@ -1,0 +1,105 @@
+"""Kernels in a long graph: the one program in which a kernel by itself is predicted as it was measured.
+
+A kernel's time alone means little: what counts is a round of a chain in which every round reads its own weights, so
+that L2 is cold, and launches overlap as in a step. Benchmarks of the project and public tables measure such chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from k3sim.model.paths import find_path
+from k3sim.model.program import Call, Program, Weight
+from k3sim.sim.components.skew import Skew
+from k3sim.sim.engine import simulate
+from k3sim.sim.machine import Machine
+from k3sim.sim.timeline.timeline import PS_PER_US
+
+ROUNDS = 12  # of a chain; the first ones are not counted
+WARM_UP = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainedKernel:
+    """One kernel of a chain."""
+
+    operator: str
+    weights: tuple[tuple[int, int, int], ...] = ()  # outputs, depth, bytes
+    shape: dict[str, int]
+    launch: str = "pdl"
+    trigger: str = "start"
+    sends: str = ""
+    receives: str = ""
+
+
+def bf16(num_outputs: int, depth: int) -> tuple[int, int, int]:
+    """Weights of a matrix in two bytes each."""
+    return num_outputs, depth, 2 * num_outputs * depth
+
+
+def recorded_chain(loop: Mapping[str, Any]) -> tuple[ChainedKernel, ...]:
+    """The chain of a kernel's record in ``calibrate/evidence``."""
+    return tuple(
+        ChainedKernel(
+            operator=kernel["operator"],
+            weights=tuple((outputs, depth, num_bytes) for outputs, depth, num_bytes in kernel["weights"]),
+            shape=kernel["shape"],
+            launch=loop["launch"],
+            trigger=loop.get("trigger", "stream"),
+        )
+        for kernel in loop["calls"]
+    )
+
+
+def chain_us(
+    kernels: Sequence[ChainedKernel],
+    machine: Machine,
+    *,
+    kernel_set: str = "own",
+    group_size: int = 16,
+    skew: Skew = Skew.OFF,
+) -> float:
+    """Time of one round of ``kernels`` in a long graph in which every round reads its own weights.
+
+    ``kernel_set``: whose machine code it is. ``group_size``: ranks of an exchange.
+    """
+    calls = [call for number in range(ROUNDS) for call in _round(kernels, number, group_size)]
+    path = find_path("stock", kernel_set=kernel_set)
+    program = Program(path=path, num_ranks=1, layers=tuple(range(ROUNDS)), calls=tuple(calls))
+    timeline = simulate(program, machine, skew=skew)
+    ends = [max(run.end_ps for run in timeline.kernels if run.layer == number) for number in range(ROUNDS)]
+    return (ends[-1] - ends[WARM_UP - 1]) / (ROUNDS - WARM_UP) / PS_PER_US
+
+
+def _round(kernels: Sequence[ChainedKernel], number: int, group_size: int) -> list[Call]:
+    calls: list[Call] = []
+    sent: dict[str, int] = {}
+    for position, kernel in enumerate(kernels):
+        index = number * len(kernels) + position
+        if kernel.sends:
+            sent[kernel.sends] = index
+        calls.append(
+            Call(
+                index=index,
+                layer=number,
+                kind="loop",
+                stage=f"{position}",
+                operator=kernel.operator,
+                weights=tuple(
+                    Weight(region=f"{number}/{position}/{at}", num_outputs=outputs, depth=depth, num_bytes=num_bytes)
+                    for at, (outputs, depth, num_bytes) in enumerate(kernel.weights)
+                ),
+                shape=kernel.shape,
+                stream="main",
+                launch=kernel.launch,
+                trigger=kernel.trigger,
+                after=(),
+                sends=kernel.sends,
+                transport="push",
+                group_size=group_size,
+                receives=(sent[kernel.receives],) if kernel.receives in sent else (),
+            )
+        )
+    return calls

@@ -1,0 +1,38 @@
+"""Machines drawn within the intervals of a profile's values, and what a question's step is on each of them.
+
+All questions about one machine see the same draws, so that both sides of a ratio move together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from k3sim.errors import UserError
+from k3sim.sim.intervals import draw_machines
+from k3sim.sim.machine import Machine
+from k3sim.sim.predict import Prediction, predict
+from k3sim.sim.profile import load_machine
+from k3sim.sim.question import question_of
+
+NUM_DRAWS = 10  # machines; stratified draws, so that few give steady percentiles
+
+
+def check_draws(num_draws: int) -> None:
+    """Raises UserError for fewer than two."""
+    if num_draws < 2:
+        raise UserError(f"draws is {num_draws}; accepted: 2 or more")
+
+
+@lru_cache(maxsize=16)
+def machine_and_draws(name: str, num_draws: int, seed: int) -> tuple[Machine, ...]:
+    """The profile as it is shipped, then the drawn machines."""
+    machine = load_machine(name)
+    return (machine, *draw_machines(machine, num_draws, seed))
+
+
+def predictions(command: str, num_draws: int, seed: int) -> list[Prediction]:
+    """The command's prediction with its profile, then on each drawn machine."""
+    question = question_of(command)
+    _, *drawn = machine_and_draws(question.machine.name, num_draws, seed)
+    return [predict(question), *(predict(replace(question, machine=one)) for one in drawn)]

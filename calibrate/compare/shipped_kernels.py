@@ -1,0 +1,152 @@
+"""Readings of the shipped kernels on one H200 (``k3sim kernels bench``) beside what their costs say.
+
+A reading is a chain of calls on rotated copies in one CUDA graph, with programmatic dependent launch between them;
+pairs that push and poll are looped back. ``data/h200-kernels*.json`` hold the samples. cuBLAS's are those of its peers
+there, in the same chain on plain graph edges. No time of a kernel enters a machine value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from k3sim.calibrate.compare.case import ComparedCase, with_bounds
+from k3sim.calibrate.compare.chain import ChainedKernel, chain_us
+from k3sim.calibrate.compare.jobs import OnDone, ignore_progress, run_jobs
+from k3sim.calibrate.compare.shipped_chains import CHAINS, kda
+from k3sim.sim.components.skew import Skew
+from k3sim.sim.machine import Machine
+from k3sim.sim.profile import load_machine
+from k3sim.sim.whatif import emulated_ranks, loopback_fabric, of_card
+
+MEASURED = "h200"  # the machine of all readings
+DATA = Path(__file__).parents[1] / "data"
+# Kernels that were changed after the first was measured, on another H200; those whose loads have L1 since, on a third.
+# The later reading counts.
+READINGS = tuple(DATA / f"h200-kernels{name}.json" for name in ("", "-changed", "-l1"))
+KDA_READINGS = DATA / "h200-kda-attn-res.json"
+#: Rows that only that file has, and the name of their timing.
+MANY_ROWS = ((32, "kda h12 b32 c0/256 fp32 weights hot pdl1"), (128, "kda h12 b128 c0/256 fp32 weights hot pdl1"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredChain:
+    """A chain as it was measured, on the card and among the peers that it had."""
+
+    label: str
+    measured_us: float  # of a round
+    kernels: tuple[ChainedKernel, ...]
+    source: str
+    read_bytes_per_s: float | None = None  # of the card in the same run
+    gpus: int = 1  # that exchange; one is looped back
+    ranks: int = 16  # of an exchange, which the GPUs stand for
+
+    def predicted_us(self, machine: Machine) -> float:
+        """A round on ``machine``; several GPUs are late by chance, as in a step."""
+        if self.gpus > 1:
+            over = emulated_ranks(machine, self.gpus, self.ranks)
+            return chain_us(self.kernels, over, group_size=self.ranks, skew=Skew.EXPECTED)
+        card = machine if self.read_bytes_per_s is None else of_card(machine, self.read_bytes_per_s)
+        return chain_us(self.kernels, loopback_fabric(card))
+
+    def compared(self, machines: Sequence[Machine]) -> ComparedCase:
+        """In microseconds, on a profile's machine, which is followed by machines drawn from it or by none."""
+        predicted, low, high = with_bounds([self.predicted_us(one) for one in machines])
+        return ComparedCase(
+            kind="kernel",
+            label=self.label,
+            measured=self.measured_us,
+            predicted=predicted,
+            low=low,
+            high=high,
+            unit="us",
+            source=self.source,
+            hardware=MEASURED,
+        )
+
+
+def compare_chains(
+    chains: Sequence[MeasuredChain],
+    machines: Sequence[Machine],
+    *,
+    jobs: int | None = None,
+    on_done: OnDone = ignore_progress,
+) -> Iterator[ComparedCase]:
+    """``MeasuredChain.compared`` of each, in several processes."""
+    return run_jobs([partial(one.compared, tuple(machines)) for one in chains], jobs=jobs, on_done=on_done)
+
+
+@cache
+def readings() -> tuple[dict[str, Any], ...]:
+    """Timings, each with its ``file`` and the read rate of its card.
+
+    Of two of one case the later file's.
+    """
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for file in READINGS:
+        document = json.loads(file.read_text(encoding="utf-8"))
+        rate = document["environment"]["read_bytes_per_s"]
+        for timing in document["timings"]:
+            found[timing["operator"], timing["case"]] = {**timing, "file": file.name, "read_bytes_per_s": rate}
+    return tuple(found.values())
+
+
+def measured_chains() -> list[MeasuredChain]:
+    """Every stored chain that has costs, and behind it cuBLAS on the same shape where it was measured."""
+    return [one for timing in readings() for one in (*_shipped(timing), *_cublas(timing))]
+
+
+def _shipped(timing: dict[str, Any]) -> Iterator[MeasuredChain]:
+    kernels = CHAINS.get((timing["operator"], timing["case"]))
+    if kernels is not None:
+        yield MeasuredChain(
+            label=f"{timing['operator']} {timing['case']}",
+            measured_us=timing["median_us"],
+            kernels=kernels,
+            source=f"calibrate/data/{timing['file']}, {timing['date'][:10]}",
+            read_bytes_per_s=timing["read_bytes_per_s"],
+        )
+
+
+def _cublas(timing: dict[str, Any]) -> Iterator[MeasuredChain]:
+    if timing["operator"] != "skinny_gemv":
+        return
+    for one in _shipped(timing):
+        for peer in timing["peers"]:
+            if peer["name"] == "cuBLAS" and "median_us" in peer:
+                yield replace(
+                    one,
+                    label=f"cuBLAS {timing['case']}",
+                    measured_us=peer["median_us"],
+                    kernels=(replace(one.kernels[0], operator="cublas.gemm", launch="graph", trigger="end"),),
+                )
+
+
+def shipped_kernel_cases(*, jobs: int | None = None, on_done: OnDone = ignore_progress) -> list[ComparedCase]:
+    """Every reading whose calls the simulator has a cost for, in microseconds a round of the chain, no intervals."""
+    chains = [one for timing in readings() for one in _shipped(timing)]
+    chains += [
+        MeasuredChain(
+            label=f"kda_decode 12 heads, {num_rows} rows",
+            measured_us=_kda_median_us(name),
+            kernels=(kda(12, num_rows),),
+            source=f"calibrate/data/{KDA_READINGS.name}, 2026-11-29",
+        )
+        for num_rows, name in MANY_ROWS
+    ]
+    return list(compare_chains(chains, [load_machine(MEASURED)], jobs=jobs, on_done=on_done))
+
+
+def _kda_median_us(name: str) -> float:
+    timings = json.loads(KDA_READINGS.read_text(encoding="utf-8"))["timings"]
+    return float(next(timing["median_us"] for timing in timings if timing["name"] == name))
+
+
+def cublas_cases(*, jobs: int | None = None, on_done: OnDone = ignore_progress) -> list[ComparedCase]:
+    """cuBLAS on the same shapes, on plain graph edges."""
+    chains = [one for timing in readings() for one in _cublas(timing)]
+    return list(compare_chains(chains, [load_machine(MEASURED)], jobs=jobs, on_done=on_done))
