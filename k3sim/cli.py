@@ -341,19 +341,21 @@ def _html_file(name: str | None) -> Any:
 
 
 def _validate_own(json_output: bool) -> None:
-    from dataclasses import asdict
-
-    from k3sim.calibrate.compare.own_kernels import cublas_rows, own_kernel_rows
-    from k3sim.calibrate.compare.own_steps import own_stage_rows, own_step_rows
+    from k3sim.calibrate.compare.shipped_kernels import cublas_cases, shipped_kernel_cases
+    from k3sim.calibrate.compare.shipped_steps import shipped_stage_cases, shipped_step_cases
     from k3sim.report import SCHEMA_VERSION, dump_json
     from k3sim.tables import print_rows, print_stages
 
-    tables = {"own_kernels_us": own_kernel_rows(), "cublas_us": cublas_rows(), "own_steps_ms": own_step_rows()}
-    stages = own_stage_rows()
+    tables = {
+        "own_kernels_us": shipped_kernel_cases(),
+        "cublas_us": cublas_cases(),
+        "own_steps_ms": shipped_step_cases(),
+    }
+    stages = shipped_stage_cases()
     if json_output:
         document: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
-        document |= {name: [{**asdict(row), "error": row.error} for row in rows] for name, rows in tables.items()}
-        document["own_stages_us"] = [asdict(row) for row in stages]
+        document |= {name: [row.to_dict() for row in rows] for name, rows in tables.items()}
+        document["own_stages_us"] = [row.to_dict() for row in stages]
         sys.stdout.write(dump_json(document))
         return
     print_rows(tables)
@@ -465,7 +467,7 @@ def calibrate(
             raise UserError("--check fits nothing: give it --machine, or --from and --machine-out without it")
         profile = load_machine(machine)
         folder = writable_folder(out)
-        cases = check_stored(profile, num_draws=draws, seed=seed, on_case=lambda one: progress_line(one.case))
+        cases = check_stored(profile, num_draws=draws, seed=seed, on_case=lambda one: progress_line(one.label))
         document = calibration.check_document(profile, cases, draws, seed)
         page = folder / "calibration-check.html"
         write_calibration_page(page, check=document)

@@ -9,9 +9,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from k3sim.calibrate.compare.case import ComparedCase
 from k3sim.calibrate.compare.claims import JudgedClaim
-from k3sim.calibrate.compare.own_steps import StageRow
-from k3sim.calibrate.compare.validate import Row, Validation, groups, summary
+from k3sim.calibrate.compare.shipped_steps import StageCase
+from k3sim.calibrate.compare.validate import Validation, groups, summary
 from k3sim.calibrate.decode.lines import part_lines
 from k3sim.comparison import Comparison
 from k3sim.kernels.harness.check import Checked
@@ -203,21 +204,21 @@ def print_validation(found: Validation) -> None:
         columns = ("unit", "published", "predicted", "error", "interval", "inside")
         table = _table(f"{hardware}, {engine}: {kind}s", *columns)
         for row in rows:
-            one = row.evidence
+            low, high = row.interval
             table.add_row(
-                one.title if one.judged else f"({one.title})",
-                one.unit,
-                f"{one.value:,.4g}",
+                row.label if row.judged else f"({row.label})",
+                row.unit,
+                f"{row.measured:,.4g}",
                 f"{row.predicted:,.4g}",
                 f"{100 * row.error:+.1f} %",
-                f"{row.low:,.4g} to {row.high:,.4g}",
+                f"{low:,.4g} to {high:,.4g}",
                 "yes" if row.inside_interval else "no",
             )
         console.print(table)
         console.print()
     for row in found.rows:
-        if not row.evidence.judged:
-            console.print(f"({row.evidence.title}): not judged, {row.evidence.why}", markup=False)
+        if not row.judged:
+            console.print(f"({row.label}): not judged, {row.why}", markup=False)
     for kind, totals in summary(found.rows).items():
         console.print(
             f"{totals['rows']} judged {kind}s: median {100 * totals['median_error']:.1f} %, "
@@ -239,7 +240,7 @@ def print_validation(found: Validation) -> None:
         console.print(table)
 
 
-def print_rows(tables: Mapping[str, Sequence[Row]]) -> None:
+def print_rows(tables: Mapping[str, Sequence[ComparedCase]]) -> None:
     """Measured, predicted and error of each table, then the median and the worst."""
     console = _console()
     for name, rows in tables.items():
@@ -301,7 +302,7 @@ def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
-def print_stages(rows: Sequence[StageRow]) -> None:
+def print_stages(rows: Sequence[StageCase]) -> None:
     """A measured step by stage: mean duration and mean increment along the main stream, measured and predicted."""
     console = _console()
     table = _table("own stages us", "kernels", "measured", "predicted", "measured step", "predicted step")
@@ -310,10 +311,10 @@ def print_stages(rows: Sequence[StageRow]) -> None:
         table.add_row(
             row.stage,
             str(row.count),
-            f"{row.measured_duration_us:.2f}",
-            f"{row.predicted_duration_us:.2f}",
-            f"{row.measured_increment_us:.2f}" if main else "",
-            f"{row.predicted_increment_us:.2f}" if main else "",
+            f"{row.duration.measured:.2f}",
+            f"{row.duration.predicted:.2f}",
+            f"{row.increment.measured:.2f}" if main else "",
+            f"{row.increment.predicted:.2f}" if main else "",
         )
     console.print(table)
 
@@ -467,11 +468,11 @@ def print_check(document: Mapping[str, Any]) -> None:
         if one["kind"] != "probe":
             table.add_row(
                 one["kind"],
-                one["case"],
-                f"{one['measured_us']:,.2f}",
-                f"{one['predicted_us']:,.2f}",
+                one["label"],
+                f"{one['measured']:,.2f}",
+                f"{one['predicted']:,.2f}",
                 f"{100 * one['error']:+.1f} %",
-                f"{one['low_us']:,.2f} to {one['high_us']:,.2f}",
+                f"{one['low']:,.2f} to {one['high']:,.2f}",
                 "yes" if one["inside_interval"] else "no",
             )
     console.print(table)

@@ -375,7 +375,7 @@ def test_documented_keys_of_a_calibration_check() -> None:
     machine = load_machine("h200")
     document = check_document(machine, check_stored(machine, num_draws=2, most=2), 2, 0)
     check("calibrate --check", [{**document, "files": {"html": "page.html"}}])
-    check("checked measurement", document["cases"])
+    check("compared case", document["cases"])
     check("summary of a check", list(document["summary"].values()))
 
 
@@ -403,12 +403,12 @@ def test_documented_keys_of_machines(documents: Documents) -> None:
 
 @pytest.mark.slow
 def test_documented_keys_of_validate(documents: Documents) -> None:
-    check("validated", documents["validate"])
+    check("compared case", documents["validate"])
     own = documents["validate --own"]
     check("validate --own", [own])
     stages = own.pop("own_stages_us")
     check("stage_reading", stages)
-    check("reading", [row for rows in own.values() if isinstance(rows, list) for row in rows])
+    check("compared case", [row for rows in own.values() if isinstance(rows, list) for row in rows])
 
 
 @pytest.mark.slow

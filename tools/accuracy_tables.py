@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from k3sim.calibrate.compare.own_kernels import cublas_rows, own_kernel_rows
-from k3sim.calibrate.compare.own_links import link_kernel_rows, link_step_rows
-from k3sim.calibrate.compare.own_steps import own_step_rows
-from k3sim.calibrate.compare.validate import Row, Validated, Validation
+from k3sim.calibrate.compare.case import ComparedCase
+from k3sim.calibrate.compare.shipped_kernels import cublas_cases, shipped_kernel_cases
+from k3sim.calibrate.compare.shipped_links import link_kernel_cases, link_step_cases
+from k3sim.calibrate.compare.shipped_steps import shipped_step_cases
+from k3sim.calibrate.compare.validate import Validation
 from k3sim.model.paths import SWITCHES
 
 ACCURACY = Path(__file__).parents[1] / "docs" / "accuracy.md"
@@ -43,12 +44,12 @@ class Group:
         )
 
 
-def time_error(row: Validated) -> float:
+def time_error(row: ComparedCase) -> float:
     """Error of a published value as a time: positive when the prediction is slower, whatever the unit."""
-    return 1 / (1 + row.error) - 1 if row.evidence.unit.startswith("tok/s") else row.error
+    return 1 / (1 + row.error) - 1 if row.unit.startswith("tok/s") else row.error
 
 
-def published_group(title: str, rows: Iterable[Validated], command: str) -> Group:
+def published_group(title: str, rows: Iterable[ComparedCase], command: str) -> Group:
     chosen = list(rows)
     return Group(
         title=title,
@@ -58,72 +59,72 @@ def published_group(title: str, rows: Iterable[Validated], command: str) -> Grou
     )
 
 
-def measured_group(title: str, rows: Iterable[Row], command: str) -> Group:
+def measured_group(title: str, rows: Iterable[ComparedCase], command: str) -> Group:
     return Group(title=title, errors=[row.error for row in rows], inside=None, command=command)
 
 
-def step_groups(found: Validation, own: Sequence[Row]) -> list[Group]:
+def step_groups(found: Validation, own: Sequence[ComparedCase]) -> list[Group]:
     """Published steps by path and GPU, then those of the shipped kernels."""
-    judged = [row for row in found.rows if row.evidence.kind == "step" and row.evidence.judged]
+    judged = [row for row in found.rows if row.kind == "step" and row.judged]
     groups = []
     for path in ("stock", "fused"):
         for gpu in ("gb200", "gb300", "b300"):
             rows = [
                 row
                 for row in judged
-                if row.evidence.hardware == gpu and ("--path stock" in row.evidence.command) == (path == "stock")
+                if row.hardware == gpu and ("--path stock" in row.command) == (path == "stock")
             ]
             if rows:
                 groups.append(published_group(f"published, {path}, {gpu}", rows, f"k3sim validate {gpu}"))
-    layer = [row for row in found.rows if row.evidence.kind == "stage" and row.evidence.judged]
+    layer = [row for row in found.rows if row.kind == "stage" and row.judged]
     groups.append(
         published_group("stages of one KDA layer, fused, gb200", layer, "k3sim validate gb200-k3opt-kda-layer")
     )
-    whole = {path: [row for row in own if row.label.startswith(f"h200: {path}, ")] for path in ("stock", "fused")}
+    whole = {path: [row for row in own if row.label.startswith(f"{path}, ")] for path in ("stock", "fused")}
     some = [row for row in own if row not in whole["stock"] and row not in whole["fused"]]
     groups += [
         measured_group(f"shipped kernels, {path}, one H200", rows, "k3sim validate --own")
         for path, rows in whole.items()
     ]
     groups.append(measured_group("one switch on or off, one H200", some, "k3sim validate --own"))
-    linked = [row for row in link_step_rows() if "NVLink" in row.label]
+    linked = [row for row in link_step_cases() if "NVLink" in row.label]
     groups.append(measured_group("shipped kernels, two H200 over NVLink", linked, "k3sim calibrate --check"))
     return groups
 
 
 def kernel_groups(found: Validation) -> list[Group]:
     """Public kernels by GPU, then the shipped ones by operator, cuBLAS and those over the link."""
-    judged = [row for row in found.rows if row.evidence.kind == "kernel" and row.evidence.judged]
+    judged = [row for row in found.rows if row.kind == "kernel" and row.judged]
     groups = [
         published_group(
-            f"public, {gpu}", [row for row in judged if row.evidence.hardware == gpu], f"k3sim validate {gpu}"
+            f"public, {gpu}", [row for row in judged if row.hardware == gpu], f"k3sim validate {gpu}"
         )
         for gpu in ("gb200", "gb300", "b200", "b300", "h200")
     ]
-    groups.append(measured_group("cuBLAS in a chain, H200", cublas_rows(), "k3sim validate --own"))
-    of_operator: dict[str, list[Row]] = {}
-    for row in own_kernel_rows():
-        of_operator.setdefault(row.label.removeprefix("h200: ").split()[0], []).append(row)
+    groups.append(measured_group("cuBLAS in a chain, H200", cublas_cases(), "k3sim validate --own"))
+    of_operator: dict[str, list[ComparedCase]] = {}
+    for row in shipped_kernel_cases():
+        of_operator.setdefault(row.label.split()[0], []).append(row)
     groups += [
         measured_group(f"`{operator}` in a chain, H200", rows, "k3sim validate --own")
         for operator, rows in sorted(of_operator.items())
     ]
-    groups.append(measured_group("exchanges over NVLink, two H200", link_kernel_rows(), "k3sim calibrate --check"))
+    groups.append(measured_group("exchanges over NVLink, two H200", link_kernel_cases(), "k3sim calibrate --check"))
     return groups
 
 
-def whatif_table(found: Validation, own: Sequence[Row]) -> str:
+def whatif_table(found: Validation, own: Sequence[ComparedCase]) -> str:
     """What a change saves: measured, predicted, and the ratio of the two."""
     lines = [
         "| Change | Where | Measured | Predicted | Predicted over measured |",
         "| --- | --- | ---: | ---: | ---: |",
     ]
-    step = {row.evidence.id: row for row in found.rows if row.evidence.kind == "step"}
+    step = {row.id: row for row in found.rows if row.kind == "step"}
     for users in (1, 2, 4, 8, 16):
         stock, fused = (step[f"gb200-k3opt-{path}-c{users}"] for path in ("stock", "fused"))
-        published = stock.evidence.value / fused.evidence.value
+        published = stock.measured / fused.measured
         predicted = stock.predicted / fused.predicted
-        if stock.evidence.unit.startswith("tok/s"):
+        if stock.unit.startswith("tok/s"):
             published, predicted = 1 / published, 1 / predicted
         who = "1 user" if users == 1 else f"{users} users"
         lines.append(
@@ -131,11 +132,11 @@ def whatif_table(found: Validation, own: Sequence[Row]) -> str:
             f"{predicted / published:.2f} |"
         )
     at = {row.label: row for row in own}
-    stock, fused = at["h200: stock, 1 row, 8k"], at["h200: fused, 1 row, 8k"]
+    stock, fused = at["stock, 1 row, 8k"], at["fused, 1 row, 8k"]
     measured, predicted = stock.measured / fused.measured, stock.predicted / fused.predicted
     lines.append(f"| all four | one H200, 1 row | {measured:.2f} x | {predicted:.2f} x | {predicted / measured:.2f} |")
     for switch in SWITCHES:
-        alone, without = (at[f"h200: fused {how}, 1 row, 8k"] for how in (f"with {switch} alone", f"without {switch}"))
+        alone, without = (at[f"fused {how}, 1 row, 8k"] for how in (f"with {switch} alone", f"without {switch}"))
         for how, before, after in (("added to stock", stock, alone), ("removed from all four", fused, without)):
             was, is_now = (1e3 * (getattr(after, side) - getattr(before, side)) for side in ("measured", "predicted"))
             ratio = f"{is_now / was:.2f}" if abs(was) >= 1e3 * SMALL * before.measured else "below the noise"
@@ -149,7 +150,7 @@ SMALL = 0.01
 
 def rewritten(page: str, found: Validation) -> str:
     """``page`` with what lies between each pair of markers replaced."""
-    own = own_step_rows()
+    own = shipped_step_cases()
     tables = {
         "steps": "\n".join([HEAD.format("Steps"), *(one.line() for one in step_groups(found, own))]) + "\n",
         "kernels": "\n".join([HEAD.format("Kernels"), *(one.line() for one in kernel_groups(found))]) + "\n",

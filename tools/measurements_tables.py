@@ -22,21 +22,23 @@ from sample_tables import (
     projections,
 )
 
+from k3sim.calibrate.compare.case import ComparedCase
 from k3sim.calibrate.compare.claims import judge_claims
 from k3sim.calibrate.compare.ladders import counts
-from k3sim.calibrate.compare.own_kernels import cublas_rows, own_kernel_rows
-from k3sim.calibrate.compare.own_links import LinkDifference, link_differences, link_kernel_rows, link_step_rows
-from k3sim.calibrate.compare.own_steps import StageRow, own_stage_rows, own_step_rows
-from k3sim.calibrate.compare.validate import Row, Validated, Validation, groups, summary, validate
+from k3sim.calibrate.compare.shipped_kernels import cublas_cases, shipped_kernel_cases
+from k3sim.calibrate.compare.shipped_links import LinkDifference, link_differences, link_kernel_cases, link_step_cases
+from k3sim.calibrate.compare.shipped_steps import StageCase, shipped_stage_cases, shipped_step_cases
+from k3sim.calibrate.compare.validate import Validation, groups, summary, validate
 from k3sim.calibrate.evidence.scenarios import load_scenario, shipped_scenarios
 
 PAGE = Path(__file__).parents[1] / "docs" / "measured.md"
 
 
-def table(rows: list[Row], unit: str) -> str:
+def table(rows: list[ComparedCase], unit: str) -> str:
     lines = [f"| Reading | Measured {unit} | Predicted {unit} | Error | Source |", "| --- | ---: | ---: | ---: | --- |"]
     lines += [
-        f"| {row.label} | {row.measured:.2f} | {row.predicted:.2f} | {100 * row.error:+.1f} % | {row.source} |"
+        f"| {row.hardware}: {row.label} | {row.measured:.2f} | {row.predicted:.2f} | {100 * row.error:+.1f} % | "
+        f"{row.source} |"
         for row in rows
     ]
     errors = sorted(abs(row.error) for row in rows)
@@ -62,12 +64,12 @@ def published(found: Validation, kind: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _published_line(hardware: str, engine: str, row: Validated) -> str:
-    one = row.evidence
-    title = one.title if one.judged else f"({one.title})"
+def _published_line(hardware: str, engine: str, row: ComparedCase) -> str:
+    title = row.label if row.judged else f"({row.label})"
+    low, high = row.interval
     return (
-        f"| {hardware}, {engine} | {title} | {one.value:.4g} | {row.predicted:.4g} | {one.unit} | "
-        f"{100 * row.error:+.1f} % | {row.low:.4g} to {row.high:.4g} | {'yes' if row.inside_interval else 'no'} |"
+        f"| {hardware}, {engine} | {title} | {row.measured:.4g} | {row.predicted:.4g} | {row.unit} | "
+        f"{100 * row.error:+.1f} % | {low:.4g} to {high:.4g} | {'yes' if row.inside_interval else 'no'} |"
     )
 
 
@@ -106,21 +108,21 @@ def claims_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def stage_table(rows: list[StageRow]) -> str:
+def stage_table(rows: list[StageCase]) -> str:
     """Stages of the main stream, the largest share of the gap first."""
     lines = [
         "| Stage | Kernels | Measured us | Predicted us | Measured step us | Predicted step us | Of the gap us |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
 
-    def gap_us(row: StageRow) -> float:
-        return row.count * (row.measured_increment_us - row.predicted_increment_us)
+    def gap_us(row: StageCase) -> float:
+        return row.count * (row.increment.measured - row.increment.predicted)
 
     for row in sorted(rows, key=gap_us, reverse=True):
         if row.stream == "main":
             lines.append(
-                f"| {row.stage} | {row.count} | {row.measured_duration_us:.2f} | {row.predicted_duration_us:.2f} | "
-                f"{row.measured_increment_us:.2f} | {row.predicted_increment_us:.2f} | {gap_us(row):+.0f} |"
+                f"| {row.stage} | {row.count} | {row.duration.measured:.2f} | {row.duration.predicted:.2f} | "
+                f"{row.increment.measured:.2f} | {row.increment.predicted:.2f} | {gap_us(row):+.0f} |"
             )
     return "\n".join(lines) + "\n"
 
@@ -131,8 +133,8 @@ def difference_table(rows: list[LinkDifference]) -> str:
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     lines += [
-        f"| {row.path} | {row.num_exchanges} | {row.measured_us:+.1f} | {row.predicted_us:+.1f} | "
-        f"{row.measured_us / row.num_exchanges:+.2f} | {row.predicted_us / row.num_exchanges:+.2f} |"
+        f"| {row.case.label} | {row.num_exchanges} | {row.case.measured:+.1f} | {row.case.predicted:+.1f} | "
+        f"{row.case.measured / row.num_exchanges:+.2f} | {row.case.predicted / row.num_exchanges:+.2f} |"
         for row in rows
     ]
     return "\n".join(lines) + "\n"
@@ -253,20 +255,20 @@ def page(found: Validation) -> str:
         "kernels": published(found, "kernel"),
         "ladders": ladder_tables(found),
         "claims": claims_table(),
-        "own kernels": table(own_kernel_rows(), "us"),
+        "own kernels": table(shipped_kernel_cases(), "us"),
         "decode steps": decode_steps(),
         "decode switches": decode_switches(),
         "decode rank": decode_rank(),
         "decode parts": decode_parts(),
-        "cublas": table(cublas_rows(), "us"),
-        "own steps": table(own_step_rows(), "ms"),
-        "own stages": stage_table(own_stage_rows()),
+        "cublas": table(cublas_cases(), "us"),
+        "own steps": table(shipped_step_cases(), "ms"),
+        "own stages": stage_table(shipped_stage_cases()),
         "hand-overs": hand_overs(),
         "link probes": link_probes(),
         "all-reduces": all_reduces(),
         "projections": projections(),
-        "link kernels": table(link_kernel_rows(), "us"),
-        "link steps": table(link_step_rows(), "ms"),
+        "link kernels": table(link_kernel_cases(), "us"),
+        "link steps": table(link_step_cases(), "ms"),
         "link differences": difference_table(link_differences()),
     }
     return re.sub(r"^@(.+)@$", lambda name: tables[name[1]], SECTIONS, flags=re.MULTILINE).rstrip() + "\n"

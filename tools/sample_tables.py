@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.compare.own_links import link_samples
+from k3sim.calibrate.compare.shipped_links import link_samples
 from k3sim.calibrate.decode.options import DecodeOptions, case_of
 from k3sim.calibrate.decode.tables import table_cases
 from k3sim.calibrate.samples import Sample

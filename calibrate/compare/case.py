@@ -77,9 +77,9 @@ class ComparedCase:
         return value if self.unit == "us" else value * 1e3 if self.unit == "ms" else self.tokens * 1e6 / value
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON; docs/json.md describes it. A published result also says what it is of."""
-        document: dict[str, Any] = {"id": self.id} if self.id else {}
-        document |= {
+        """As JSON, the same keys for every kind; docs/json.md describes it."""
+        return {
+            "id": self.id,
             "kind": self.kind,
             "label": self.label,
             "measured": self.measured,
@@ -91,11 +91,14 @@ class ComparedCase:
             "inside_interval": None if self.low is None else self.inside_interval,
             "used_in_fit": self.used_in_fit,
             "source": self.source,
+            "hardware": self.hardware,
+            "engine": self.engine,
+            "date": self.date,
+            "judged": self.judged,
+            "why": self.why,
+            "unknown": self.unknown,
+            "command": self.command,
         }
-        if self.id:
-            of_source = ("hardware", "engine", "date", "judged", "why", "unknown", "command")
-            document |= {name: getattr(self, name) for name in of_source}
-        return document
 
 
 def with_bounds(predictions: Sequence[float]) -> tuple[float, float | None, float | None]:

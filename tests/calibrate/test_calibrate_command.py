@@ -14,9 +14,10 @@ import pytest
 pytest.importorskip("scipy")
 
 from k3sim.calibrate import probes
-from k3sim.calibrate.compare import own_links, own_steps
+from k3sim.calibrate.compare import shipped_links, shipped_steps
 from k3sim.calibrate.compare.calibration_page import page
-from k3sim.calibrate.compare.check import Checked, check, summary
+from k3sim.calibrate.compare.case import ComparedCase
+from k3sim.calibrate.compare.check import check, summary
 from k3sim.calibrate.fit import calibration
 from k3sim.calibrate.probes.recorder import Recorder
 from k3sim.cli import main
@@ -176,17 +177,17 @@ def test_on_a_gpu_it_measures_what_is_missing_and_fits(
 def test_a_check_prints_every_kind_and_writes_its_page(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some = own_steps.measured_steps()[:1]
-    monkeypatch.setattr(own_steps, "measured_steps", lambda: some)
-    monkeypatch.setattr(own_links, "measured_link_steps", list)
+    some = shipped_steps.measured_steps()[:1]
+    monkeypatch.setattr(shipped_steps, "measured_steps", lambda: some)
+    monkeypatch.setattr(shipped_links, "measured_link_steps", list)
     assert run("calibrate", "--check", "--draws", "2", "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    keys = ("case", "measured_us", "predicted_us", "error", "inside_interval", "used_in_fit")
+    keys = ("label", "measured", "predicted", "unit", "error", "inside_interval", "used_in_fit")
     assert all(set(keys) <= set(one) for one in document["cases"])
     assert {one["kind"] for one in document["cases"]} == {"probe", "kernel", "step"}
     (step,) = (one for one in document["cases"] if one["kind"] == "step")
-    assert step["case"] == "stock, 1 row, 8k"
-    assert step["measured_us"] == pytest.approx(8798.0, abs=0.1)
+    assert step["label"] == "stock, 1 row, 8k"
+    assert step["measured"] == pytest.approx(8798.0, abs=0.1)
     assert not step["used_in_fit"]
     assert "calibration-check.html" in document["files"]["html"]
     assert run("calibrate", "--check", "--draws", "2") == 0
@@ -196,16 +197,16 @@ def test_a_check_prints_every_kind_and_writes_its_page(
 
 def test_no_step_and_no_kernel_gave_a_value() -> None:
     cases = check(load_machine("h200"), num_draws=2, kinds=("probe", "kernel"))
-    used = [one.case for one in cases if one.kind == "kernel" and one.used_in_fit]
+    used = [one.label for one in cases if one.kind == "kernel" and one.used_in_fit]
     assert used == []
     probes_used = [one.used_in_fit for one in cases if one.kind == "probe"]
     assert True in probes_used and False in probes_used
     assert all(one.inside_interval for one in cases if one.kind == "probe")
-    assert all(one.low_us <= one.predicted_us <= one.high_us for one in cases)
+    assert all(one.interval[0] <= one.predicted <= one.interval[1] for one in cases)
 
 
 def test_a_check_follows_its_seed() -> None:
-    def cases(seed: int) -> list[Checked]:
+    def cases(seed: int) -> list[ComparedCase]:
         return check(load_machine("h200"), kinds=("kernel",), num_draws=2, seed=seed, most=3)
 
     assert cases(1) == cases(1) != cases(2)
@@ -213,9 +214,9 @@ def test_a_check_follows_its_seed() -> None:
 
 
 def test_a_summary_counts_only_what_gave_no_value() -> None:
-    def one(measured_us: float, *, used: bool = False) -> Checked:
-        return Checked(
-            case="a", kind="kernel", measured_us=measured_us, predicted_us=10, low_us=9, high_us=11, used_in_fit=used
+    def one(measured_us: float, *, used: bool = False) -> ComparedCase:
+        return ComparedCase(
+            label="a", kind="kernel", measured=measured_us, predicted=10, low=9, high=11, unit="us", used_in_fit=used
         )
 
     found = summary([one(10), one(8), one(12.5), one(100, used=True)])
@@ -231,9 +232,7 @@ def test_a_summary_counts_only_what_gave_no_value() -> None:
 
 
 def test_the_page_escapes_what_it_shows() -> None:
-    bad = Checked(
-        case="</script><b>", kind="kernel", measured_us=1, predicted_us=2, low_us=1, high_us=3, used_in_fit=False
-    )
+    bad = ComparedCase(label="</script><b>", kind="kernel", measured=1, predicted=2, low=1, high=3, unit="us")
     text = page(None, calibration.check_document(load_machine("h200"), [bad], 2, 0))
     assert "</script><b>" not in text
     assert "&lt;/script&gt;&lt;b&gt;" in text

@@ -178,7 +178,8 @@ def test_rates_and_times_are_two_views_of_one_step(tmp_path: Path) -> None:
     assert user.predicted == pytest.approx(1e6 / step_us)
     assert everyone.predicted == pytest.approx(4e6 / step_us)
     for row in (ms, us, user, everyone):
-        assert row.low <= row.predicted <= row.high and row.low < row.high
+        low, high = row.interval
+        assert low <= row.predicted <= high and low < high
     assert ms.error == pytest.approx(1 / (1 + user.error) - 1)
 
 
@@ -191,8 +192,8 @@ def test_the_same_seed_gives_the_same_bytes(capsys: pytest.CaptureFixture[str]) 
     rows = json.loads(texts[0])
     assert [row["id"] for row in rows] == ["gb200-q-b-tp16", "gb300-vllm-53525-c1"]
     for row in rows:
-        assert list(row)[:7] == ["id", "predicted", "published", "unit", "error", "inside_interval", "source"]
-        assert row["inside_interval"] == (row["low"] <= row["published"] <= row["high"])
+        assert list(row)[:7] == ["id", "kind", "label", "measured", "predicted", "low", "high"]
+        assert row["inside_interval"] == (row["low"] <= row["measured"] <= row["high"])
 
 
 def main_ok(words: list[str]) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from k3sim.calibrate.compare.own_kernels import Link, bf16, chain_us
+from k3sim.calibrate.compare.chain import ChainedKernel, bf16, chain_us
 from k3sim.calibrate.fit.fit import fit
 from k3sim.calibrate.fit.fitted import Fitted, outward
 from k3sim.calibrate.fit.kernel_fit import Shape, fit_kernels
@@ -448,7 +448,7 @@ def planted_shapes(machine: Machine, noise: float = 0.004) -> list[Shape]:
     """cuBLAS GEMMs and a small kernel as ``machine`` would run them."""
     generator = random.Random(3)
     links = {
-        f"{outputs}x{depth}": Link(
+        f"{outputs}x{depth}": ChainedKernel(
             operator="cublas.gemm", weights=(bf16(outputs, depth),), shape={"rows": 1}, launch="graph", trigger="end"
         )
         for outputs, depth in ((10240, 7168), (8448, 7168), (3584, 7168), (1536, 7168), (448, 7168))
@@ -457,7 +457,7 @@ def planted_shapes(machine: Machine, noise: float = 0.004) -> list[Shape]:
         Shape(
             case=name,
             measured_us=chain_us((link,), loopback_fabric(machine)) * (1 + generator.uniform(-noise, noise)),
-            links=(link,),
+            kernels=(link,),
         )
         for name, link in links.items()
     ]

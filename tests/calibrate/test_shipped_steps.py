@@ -1,0 +1,137 @@
+"""Predictions beside the measured steps and kernels of the project: each error stays below its limit."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+import pytest
+
+from k3sim.calibrate.compare import shipped_steps
+from k3sim.calibrate.compare.shipped_chains import CHAINS
+from k3sim.calibrate.compare.shipped_kernels import cublas_cases, shipped_kernel_cases
+from k3sim.model.paths import SWITCHES
+from k3sim.sim.profile import load_machine
+from k3sim.sim.whatif import loopback_fabric, of_card
+
+STEPS = {one.label: one for one in shipped_steps.shipped_step_cases()}
+STAGES = {one.stage: one for one in shipped_steps.shipped_stage_cases()}
+KERNELS = {one.label: one for one in shipped_kernel_cases()}
+CUBLAS = {one.label: one for one in cublas_cases()}
+
+
+def test_every_stored_step_is_predicted_once() -> None:
+    assert len(STEPS) == len(shipped_steps.measured_steps()) == 38
+    assert {step["machine"] for step in shipped_steps.measured_steps()} == set(shipped_steps.PROFILES)
+    for step in shipped_steps.measured_steps():
+        row = STEPS[shipped_steps.label_of(step)]
+        assert row.measured == step["step_us"] / 1e3
+        assert row.measured == pytest.approx(statistics.median(step["samples_us"]) / 1e3, rel=0.003)
+
+
+def test_labels_tell_switch_sets_apart() -> None:
+    step = {"path": "fused", "concurrency": 2, "context": 8192}
+    assert shipped_steps.label_of({**step, "switches": SWITCHES}) == "fused, 2 rows, 8k"
+    assert shipped_steps.label_of({**step, "switches": SWITCHES[1:]}) == f"fused without {SWITCHES[0]}, 2 rows, 8k"
+    assert shipped_steps.label_of({**step, "switches": SWITCHES[:1]}) == f"fused with {SWITCHES[0]} alone, 2 rows, 8k"
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("stock", 0.03), ("fused", 0.042)])
+def test_whole_steps_are_within_their_limit(kind: str, limit: float) -> None:
+    errors = {label: row.error for label, row in STEPS.items() if label.startswith(f"{kind},")}
+    assert len(errors) == 15
+    for label, error in errors.items():
+        assert abs(error) <= limit, label
+    assert statistics.median(abs(error) for error in errors.values()) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("switch", "limit"),
+    [("low-batch-kernels", 0.13), ("fused-allreduce", 0.25), ("sharded-router", 0.38)],
+)
+def test_what_a_switch_saves_is_predicted(switch: str, limit: float) -> None:
+    """Predicted over measured cost of leaving one out."""
+    whole, without = STEPS["fused, 1 row, 8k"], STEPS[f"fused without {switch}, 1 row, 8k"]
+    ratio = (without.predicted - whole.predicted) / (without.measured - whole.measured)
+    assert abs(ratio - 1) <= limit
+
+
+def test_increments_add_up_to_the_step() -> None:
+    measured = sum(one.count * one.increment.measured for one in STAGES.values())
+    document = json.loads(shipped_steps.TIMELINE.read_text(encoding="utf-8"))
+    assert measured == pytest.approx(max(one["end_us"] for one in document["stages"]), abs=0.01)
+    predicted = sum(one.count * one.increment.predicted for one in STAGES.values())
+    assert predicted == pytest.approx(shipped_steps.predict_measured(document).step_us, rel=0.001)
+
+
+AGREE = (
+    "embed.push", "attn_res.mixer", "kda.in_proj", "kda.o_proj", "attn_res.ffn", "dense.gate_up", "mla.qkv_a_gate",
+    "mla.prep", "mla.attention", "mla.lift_gate", "mla.o_proj", "moe.front", "moe.routing", "moe.experts",
+    "moe.latent_up", "head.lm_head", "head.advance",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", AGREE)
+def test_stages_that_agree(stage: str) -> None:
+    one = STAGES[stage]
+    assert one.increment.predicted == pytest.approx(one.increment.measured, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("stage", "limit"), [("kda.decode", 0.55), ("dense.down", 0.4), ("head.attn_res", 0.6), ("head.top_k", 0.5)]
+)
+def test_stages_that_do_not_agree(stage: str, limit: float) -> None:
+    assert abs(STAGES[stage].increment.error) <= limit
+
+
+def test_no_large_part_is_off_by_a_quarter() -> None:
+    whole = sum(one.count * one.increment.measured for one in STAGES.values())
+    large = [one for one in STAGES.values() if one.count * one.increment.measured > 0.05 * whole]
+    ratios = {one.stage: one.increment.predicted / one.increment.measured for one in large}
+    assert set(ratios) == {
+        "kda.in_proj", "attn_res.ffn", "attn_res.mixer", "moe.routing", "moe.experts", "moe.latent_up"
+    }  # fmt: skip
+    assert min(ratios.values()) >= 0.86 and max(ratios.values()) <= 1.16
+
+
+@pytest.mark.parametrize(("operator", "case"), sorted(CHAINS))
+def test_every_chain_has_a_reading(operator: str, case: str) -> None:
+    assert f"{operator} {case}" in KERNELS
+
+
+def test_single_kernels_are_within_their_limits() -> None:
+    errors = [abs(one.error) for one in KERNELS.values()]
+    assert statistics.median(errors) <= 0.13
+    assert max(errors) < 0.70
+
+
+def test_chains_with_exchanges_are_within_their_limits() -> None:
+    """Visibility is that of a probe."""
+    for case, limit in (
+        ("unfused all_reduce, 16 slots of this GPU, 1 row", 0.13),
+        ("router_topk push of 280x7168 and gather_topk, 16 shards looped back, 1 row", 0.08),
+        ("proj_allreduce send, up and consume_gathered, 16 ranks looped back, 1 row", 0.09),
+    ):
+        assert abs(KERNELS[case].error) <= limit, case
+
+
+def test_cublas_is_within_its_limits() -> None:
+    for label, one in CUBLAS.items():
+        assert abs(one.error) <= 0.22, label
+    assert statistics.median(abs(one.error) for one in CUBLAS.values()) <= 0.055
+
+
+def test_a_loopback_rank_has_no_late_peer() -> None:
+    machine = loopback_fabric(load_machine("h200"))
+    assert machine.nvlink_one_way_s == machine.rank_skew_relative_sd == 0.0
+    assert not machine.nvlink_multicast
+    assert machine.hbm_read_bytes_per_s == load_machine("h200").hbm_read_bytes_per_s
+
+
+def test_a_card_reads_at_its_own_rate() -> None:
+    h200 = load_machine("h200")
+    fast, slow = (of_card(h200, share * h200.hbm_read_bytes_per_s) for share in (1.03, 0.9))
+    for one, share in ((fast, 1.03), (slow, 0.9)):
+        assert one.hbm_rate_for(132 * 131072) == one.hbm_read_bytes_per_s == share * h200.hbm_read_bytes_per_s
+        assert one.hbm_copy_bytes_per_s == pytest.approx(share * h200.hbm_copy_bytes_per_s)
+        assert one.hbm_rate_for(132 * 4096) == h200.hbm_rate_for(132 * 4096)
