@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 KINDS = ("datasheet", "measured", "fitted", "inferred")
@@ -192,6 +192,10 @@ class Machine:
             (x0, y0), (x1, y1) = curve[above - 1], curve[above]
             rate = y0 * (y1 / y0) ** (math.log(per_sm / x0) / math.log(x1 / x0))
         return min(rate, self.hbm_read_bytes_per_s)
+
+
+#: The fields of a profile: those with a unit.
+PROFILE_FIELDS: Mapping[str, Field[Any]] = {one.name: one for one in fields(Machine) if one.metadata}
 
 
 def describe(machine: Machine) -> list[dict[str, object]]:

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
 from k3sim.errors import UserError
 from k3sim.model.documents.document import Accepted, Document, read_json, shown_path
 from k3sim.model.documents.kinds import Kind, is_regular
-from k3sim.sim.machine import Machine, Provenance
+from k3sim.sim.machine import PROFILE_FIELDS, Machine, Provenance
 
-SCHEMA_VERSION = 2  # 2: values have the field's names (model/names.py)
 ACCEPTED = Accepted(what="a machine profile (docs/machines.md)", kinds=(Kind.PROFILE,), most_bytes=4 << 20)
-FIELDS: dict[str, Field[Any]] = {f.name: f for f in fields(Machine) if f.metadata}
 
 _SHIPPED = Path(__file__).parent / "machines"
 
@@ -86,7 +83,7 @@ def build(profile: Mapping[str, Any]) -> Machine:
     """The machine of a profile that has been checked."""
     values: dict[str, Any] = {}
     provenance: dict[str, Provenance] = {}
-    for name, spec in FIELDS.items():
+    for name, spec in PROFILE_FIELDS.items():
         entry = profile["values"][name]
         if spec.type == "Curve":
             values[name] = tuple((float(at), float(rate)) for at, rate in entry["value"])

@@ -16,8 +16,9 @@ from pydantic import create_model
 from k3sim.model.documents.document import Document, shown
 from k3sim.model.documents.fields import FLAG, TEXT, Record, Refused, Rule, checked, choice, one_of
 from k3sim.model.documents.lines import Keys
-from k3sim.sim.machine import KINDS
-from k3sim.sim.profile import FIELDS, SCHEMA_VERSION
+from k3sim.sim.machine import KINDS, PROFILE_FIELDS
+
+SCHEMA_VERSION = 2  # 2: values have the field's names (model/names.py)
 
 #: Least and most of a value by its unit; times and shares may be zero where their field says so.
 RANGES: Mapping[str, tuple[float, float]] = {
@@ -129,7 +130,7 @@ class Values(Record):
 def profile_model() -> type[Record]:
     """The model of a profile, made from the fields of ``Machine``."""
     entries: dict[str, Any] = {}
-    for name, spec in FIELDS.items():
+    for name, spec in PROFILE_FIELDS.items():
         unit = Annotated[str, one_of(spec.metadata["unit"])]
         if spec.type == "Curve":
             parts: dict[str, Any] = {"value": Annotated[list[Any], CURVE], "interval": Annotated[list[Any], FACTORS]}
@@ -155,10 +156,10 @@ def check_profile(document: Document) -> None:
     if not isinstance(entries, dict):
         return
     faulty = {str(one.keys[1]) for one in document.faults if len(one.keys) > 1}
-    good = {name: entries[name] for name in FIELDS if name in entries and name not in faulty}
+    good = {name: entries[name] for name in PROFILE_FIELDS if name in entries and name not in faulty}
     for name, entry in good.items():
         at: Keys = ("values", name)
-        if FIELDS[name].type not in ("bool", "Curve") and not entry["low"] <= entry["value"] <= entry["high"]:
+        if PROFILE_FIELDS[name].type not in ("bool", "Curve") and not entry["low"] <= entry["value"] <= entry["high"]:
             given = ", ".join(f"{part} {shown(entry[part])}" for part in ("low", "value", "high"))
             document.fault(at, f"has {given}, accepted: low <= value <= high")
         if entry["kind"] == "measured" and entry["date"] is None:

@@ -6,27 +6,21 @@ commands are then read without being asked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate import located_json
-from k3sim.calibrate.evidence import FOLDER, Keys, at_keys, choice, date, keys_of, number, text, timeline_command
-from k3sim.calibrate.located_json import Located
+from k3sim.calibrate.evidence import FOLDER
+from k3sim.model.documents.document import Accepted, read_json
+from k3sim.model.documents.kinds import Kind
 from k3sim.sim.profile import machine_names
-from k3sim.sim.question import has_option, question_of, read_command
+from k3sim.sim.question import has_option
 
 SCENARIOS = FOLDER / "claims"
-SCHEMA_VERSION = 1
-UNITS: Mapping[str, tuple[float, float]] = {
-    "tok/s/user": (0.1, 10_000.0),
-    "ms": (0.1, 10_000.0),
-    "x": (0.01, 100.0),
-    "falls": (0.0, 0.0),
-}
+ACCEPTED = Accepted(what="a claim's scenario", kinds=(Kind.SCENARIO,), most_bytes=4 << 20)
+TEXTS = ("id", "title", "claim", "source", "found", "boundary", "would_hold")
 #: What a figure may need, and whether this version has it.
 CAPABILITIES: Mapping[str, Callable[[], bool]] = {
     "speculation": lambda: has_option("drafted-tokens") and has_option("accepted-tokens"),
@@ -87,76 +81,39 @@ def shipped_scenarios() -> list[Path]:
 
 
 def load_scenario(path: Path) -> Scenario:
-    """Raises UserError with file, line and what is accepted."""
-    document = located_json.read(path)
-    texts = ("id", "title", "claim", "source", "found", "boundary", "would_hold")
-    keys_of(document, (), ("schema_version", *texts, "date", "figures"), ("alternatives",))
-    if document.value["schema_version"] is not SCHEMA_VERSION:
-        version = document.value["schema_version"]
-        document.refuse(("schema_version",), f"schema_version is {version!r:.40}; accepted: {SCHEMA_VERSION}")
-    figures = _each(document, ("figures",), _figure)
-    if not figures:
-        document.refuse(("figures",), "figures is empty; accepted: one figure or more")
-    ratio, needs = figures[0].unit in ("x", "falls"), figures[0].needs
-    alternatives: list[Side] = []
-    if "alternatives" in document.value:
-        alternatives = _each(document, ("alternatives",), partial(_side, ratio=ratio, needs=needs))
-    return Scenario(
-        **{name: text(document, (name,)) for name in texts},
-        date=date(document, ("date",)),
-        figures=tuple(figures),
-        alternatives=tuple(alternatives),
-    )
+    """The claim in a file. Raises UserError, all faults in one line, for what is not accepted."""
+    from k3sim.calibrate.evidence.scenario_rules import check_scenario
+
+    document = read_json(path, ACCEPTED)
+    check_scenario(document, {name: has() for name, has in CAPABILITIES.items()})
+    document.settle()
+    given = document.value
+    figures = tuple(_figure(one) for one in given["figures"])
+    ratio = figures[0].unit in ("x", "falls")
+    alternatives = tuple(_side(one, ratio) for one in given.get("alternatives", ()))
+    texts = {name: given[name] for name in TEXTS}
+    return Scenario(**texts, date=given["date"], figures=figures, alternatives=alternatives)
 
 
-def _each(document: Located, keys: Keys, read: Callable[[Located, Keys], Any]) -> list[Any]:
-    found = at_keys(document, keys)
-    if not isinstance(found, list):
-        document.refuse(keys, f"{keys[-1]} is {found!r:.40}; accepted: a list")
-    return [read(document, (*keys, index)) for index in range(len(found))]
-
-
-def _figure(document: Located, at: Keys) -> Figure:
-    optional = ("value", "command", "against", "outside_ms", "output_tokens", "series", "needs", "about")
-    fields = keys_of(document, at, ("label", "unit"), optional)
-    unit = choice(document, (*at, "unit"), tuple(UNITS))
-    needs = fields.get("needs", [])
-    if not isinstance(needs, list) or any(one not in CAPABILITIES for one in needs):
-        document.refuse((*at, "needs"), f"needs is {needs!r:.60}; accepted: a list of {', '.join(CAPABILITIES)}")
-    if unit == "falls":
-        keys_of(document, at, ("label", "unit", "series"), ("needs",))
-        sides = _each(document, (*at, "series"), partial(_side, ratio=True, needs=needs))
-        if len(sides) < 2:
-            document.refuse((*at, "series"), "series has fewer than two sides; accepted: two or more, in order")
-        return Figure(
-            label=text(document, (*at, "label")), unit=unit, value=0.0, sides=tuple(sides), needs=tuple(needs)
-        )
-    keys_of(document, at, ("label", "unit", "value", "command"), optional)
-    if "series" in fields:
-        document.refuse((*at, "series"), "series belongs to the unit 'falls'")
+def _figure(given: Mapping[str, Any]) -> Figure:
+    """A figure that has been checked."""
+    falls, ratio = given["unit"] == "falls", given["unit"] == "x"
     return Figure(
-        label=text(document, (*at, "label")),
-        unit=unit,
-        value=number(document, (*at, "value"), *UNITS[unit], unit),
-        sides=(_side(document, at, ratio=unit == "x", needs=needs),),
-        needs=tuple(needs),
-        about=number(document, (*at, "about"), 0.001, 0.2, "of the value") if "about" in fields else 0.0,
+        label=given["label"],
+        unit=given["unit"],
+        value=0.0 if falls else float(given["value"]),
+        sides=tuple(_side(one, True) for one in given["series"]) if falls else (_side(given, ratio),),
+        needs=tuple(given.get("needs", ())),
+        about=float(given.get("about", 0.0)),
     )
 
 
-def _side(document: Located, at: Keys, *, ratio: bool, needs: Sequence[str]) -> Side:
-    own = ("label", "command", *(("against",) if ratio else ()))
-    whole = ("label", "unit", "value", "needs", "about") if at[0] == "figures" and len(at) == 2 else ()
-    fields = keys_of(document, at, own, (*whole, "outside_ms", "output_tokens"))
-    missing = [one for one in needs if not CAPABILITIES[one]()]
-    check: Callable[[str], Any] = partial(read_command, not_yet=True) if missing else question_of
-    outside = {name for name in ("outside_ms", "output_tokens") if name in fields}
-    if outside and (len(outside) < 2 or not ratio):
-        document.refuse(at, "outside_ms and output_tokens belong together, on a figure with 'against'")
+def _side(given: Mapping[str, Any], ratio: bool) -> Side:
+    """A side that has been checked."""
     return Side(
-        label=text(document, (*at, "label")),
-        command=timeline_command(document, (*at, "command"), check),
-        against=timeline_command(document, (*at, "against"), check) if ratio else "",
-        outside_ms=number(document, (*at, "outside_ms"), 0, 1e6, "ms") if outside else 0.0,
-        output_tokens=int(number(document, (*at, "output_tokens"), 1, 1e6, "tokens")) if outside else 0,
+        label=given["label"],
+        command=given["command"],
+        against=given["against"] if ratio else "",
+        outside_ms=float(given.get("outside_ms", 0.0)),
+        output_tokens=int(given.get("output_tokens", 0)),
     )

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
 
 from k3sim.errors import UserError
@@ -106,8 +107,11 @@ def number(least: float, most: float, unit: str = "", accepted: str = "") -> Rul
     return Rule(accepted or f"{least:g} to {most:g} {unit}".rstrip(), check)
 
 
-def choice(names: Iterable[str], renamed: str = "") -> Rule:
-    """One of some names; a near one is proposed, and of an old one (``RENAMED``) the new one said."""
+def choice(names: Iterable[str], renamed: str = "", words: str = "") -> Rule:
+    """One of some names; a near one is proposed, and of an old one (``RENAMED``) the new one said.
+
+    ``words`` stand for the names where a page would have no room for them.
+    """
     accepted = tuple(names)
 
     def check(value: Any) -> Any:
@@ -118,7 +122,7 @@ def choice(names: Iterable[str], renamed: str = "") -> Rule:
             raise Refused(f"is {shown(value)}{nearest(value, accepted)}, accepted: {listed(accepted)}")
         return value
 
-    return Rule(listed(accepted), check)
+    return Rule(words or listed(accepted), check)
 
 
 def one_of(*values: Any) -> Rule:
@@ -191,16 +195,17 @@ def faults_of(error: ValidationError, model: type[BaseModel], at: Keys) -> list[
                 found.append(Fault((*at, *keys), f"is unknown{near}"))
         else:
             found.append(Fault((*at, *keys), _says(one)))
+    first: list[Fault] = []
     for keys, names_now in renamed.items():
         pairs = ", ".join(f"{before} -> {now}" for before, now in names_now.items())
-        found.append(Fault((*at, *keys), f"has fields that have other names now: {pairs}"))
+        first.append(Fault((*at, *keys), f"has fields that have other names now: {pairs}"))
     for keys, lacking in missing.items():
         known = set(renamed.get(keys, {}).values())
         names = [f"{name} ({accepted})" if 0 < len(accepted) <= 30 else name for name, accepted in lacking
                  if name not in known]  # fmt: skip
         if names:
-            found.append(Fault((*at, *keys), f"lacks {cut(', '.join(names), 400)}"))
-    return found
+            first.append(Fault((*at, *keys), f"lacks {cut(', '.join(names), 400)}"))
+    return first + found
 
 
 def _says(one: Mapping[str, Any]) -> str:
@@ -274,3 +279,14 @@ def nearest(given: Any, names: Sequence[str]) -> str:
 
 def listed(names: Iterable[str]) -> str:
     return cut(", ".join(names), _MAX_LIST)
+
+
+def type_words(field: FieldInfo) -> tuple[str, str]:
+    """Type of a field in JSON's words, and what it accepts."""
+    rules = [one for one in field.metadata if isinstance(one, Rule)] or rules_of(field.annotation)
+    accepted = ", ".join(dict.fromkeys(one.accepted for one in rules))
+    bare = _bare(field.annotation)
+    words = {str: "string", int: "integer", float: "number", bool: "boolean", list: "list", dict: "object"}
+    kind = words.get(get_origin(bare) or bare, "object")
+    inner = model_at(bare, (0,)) if kind == "list" else None
+    return kind, accepted or ("objects, below" if inner is not None else "an object, below")

@@ -173,15 +173,15 @@ def test_all_faults_are_said_with_field_value_and_line() -> None:
  {"count": true, "welded": 1, "cuont": 2},
  7]}"""
     assert faults(text).split("; ") == [
-        "file.json: line 1: titel is unknown (did you mean title?)",
-        "line 1: the file lacks title (a text that is not empty)",
+        "file.json: line 1: the file lacks title (a text that is not empty)",
+        "line 1: titel is unknown (did you mean title?)",
         'line 2: parts[0].name is "kdaa" (did you mean kda?), accepted: kda, mla',
         "line 2: parts[0].count is 10, accepted: a whole number from 1 to 9",
         "line 2: parts[0].share is NaN, accepted: 0 to 1",
-        "line 3: parts[1].count is true, accepted: a whole number from 1 to 9",
-        "line 3: parts[1].cuont is unknown (did you mean count?)",
         "line 3: parts[1] has fields that have other names now: welded -> fused-allreduce",
         "line 3: parts[1] lacks name (kda, mla)",
+        "line 3: parts[1].count is true, accepted: a whole number from 1 to 9",
+        "line 3: parts[1].cuont is unknown (did you mean count?)",
         "and 1 more",
     ]
 

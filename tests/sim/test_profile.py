@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from k3sim.errors import UserError
 from k3sim.model.documents.document import Document
 from k3sim.model.names import RENAMED
-from k3sim.sim.machine import Machine
-from k3sim.sim.profile import FIELDS, load_machine, machine_names, profile_path
+from k3sim.sim.machine import PROFILE_FIELDS, Machine
+from k3sim.sim.profile import load_machine, machine_names, profile_path
 from k3sim.sim.profile_rules import RANGES, check_profile
 
 Profile = dict[str, Any]
@@ -260,13 +260,13 @@ def test_a_switch_of_the_link_can_be_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [name for name, one in FIELDS.items() if not one.metadata["zero"] and one.type != "bool"]
+    "field", [name for name, one in PROFILE_FIELDS.items() if not one.metadata["zero"] and one.type != "bool"]
 )
 def test_sizes_and_rates_cannot_be_zero(tmp_path: Path, field: str) -> None:
     if field == CURVE:
         assert "has point 0 [1, 0]" in refusal(tmp_path, entry(field, value=[[1, 0]]))
         return
-    least = RANGES[FIELDS[field].metadata["unit"]][0]
+    least = RANGES[PROFILE_FIELDS[field].metadata["unit"]][0]
     assert f"values.{field}.value is 0, accepted: " in refusal(tmp_path, entry(field, value=0, low=0))
     assert f"values.{field}.value is {json.dumps(least / 2)}, accepted" in refusal(
         tmp_path, entry(field, value=least / 2)
@@ -275,7 +275,7 @@ def test_sizes_and_rates_cannot_be_zero(tmp_path: Path, field: str) -> None:
 
 def test_costs_can_be_zero(tmp_path: Path) -> None:
     profile = gb300()
-    for field, spec in FIELDS.items():
+    for field, spec in PROFILE_FIELDS.items():
         if spec.metadata["unit"] == "s":
             profile["values"][field].update(value=0, low=0)
     machine = load(tmp_path, profile)
@@ -284,7 +284,7 @@ def test_costs_can_be_zero(tmp_path: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
-    field=st.sampled_from(sorted(FIELDS)),
+    field=st.sampled_from(sorted(PROFILE_FIELDS)),
     part=st.sampled_from(["value", "low", "high"]),
     bad=st.one_of(
         st.just(math.nan),
