@@ -150,3 +150,24 @@ class Host:
 
     num_launches: int
     num_graph_launches: int = 0
+
+
+def block_work(
+    num_blocks: int,
+    *passes: Pass,
+    threads: int,
+    smem_kib: int,
+    in_flight_kib: int,
+    max_per_sm: int,
+    sent_bytes_per_peer: int = 0,
+) -> Work:
+    """Work of blocks that are known by round figures alone: those of public engines, and of small kernels."""
+    return Work(
+        num_blocks=num_blocks,
+        threads_per_block=threads,
+        smem_bytes_per_block=smem_kib * 1024,
+        bytes_in_flight_per_block=in_flight_kib * 1024,
+        max_blocks_per_sm=max_per_sm,
+        passes=passes,
+        sent_bytes_per_peer=sent_bytes_per_peer,
+    )

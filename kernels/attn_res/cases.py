@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from k3sim.kernels.attn_res.public import consume, single_block, snapshot_sums
 from k3sim.kernels.harness.bench import num_copies
-from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, generator_on, normal, rows_in_words, within
+from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, rows_in_words
+from k3sim.kernels.harness.inputs import generator_on, normal
+from k3sim.kernels.harness.judges import within
 
 if TYPE_CHECKING:
     import torch
@@ -165,12 +167,9 @@ def cases() -> list[Case]:
             shape = {"rows": rows, "hidden": HIDDEN}
             found.append(
                 Case(
-                    operator="attn_res",
-                    name=f"combine of {number + 1} sources, {rows_in_words(rows)}",
-                    rows=rows,
+                    operator="attn_res", name=f"combine of {number + 1} sources, {rows_in_words(rows)}", rows=rows,
                     works=(single_block((), **shape, sources=number + 1),),
-                    num_bytes=(number + 8) * 4 * rows * HIDDEN,
-                    problem=_combine_problem(number, rows),
+                    num_bytes=(number + 8) * 4 * rows * HIDDEN, problem=_combine_problem(number, rows),
                     timed=_timed("combine", rows) if timed else None,
                 )
             )
@@ -179,24 +178,16 @@ def cases() -> list[Case]:
                 part, fold = snapshot_sums((), **shape, sources=number + 1), consume((), **shape, slots=1)
                 found.append(
                     Case(
-                        operator="attn_res",
-                        name=f"part of {number} snapshots, {rows_in_words(rows)}",
-                        rows=rows,
-                        works=(part,),
-                        num_bytes=(number + 8) * 4 * rows * HIDDEN,
-                        problem=_part_problem(number, rows),
-                        timed=_timed("part", rows) if timed else None,
+                        operator="attn_res", name=f"part of {number} snapshots, {rows_in_words(rows)}", rows=rows,
+                        works=(part,), num_bytes=(number + 8) * 4 * rows * HIDDEN,
+                        problem=_part_problem(number, rows), timed=_timed("part", rows) if timed else None,
                     )
                 )
                 if timed:
                     found.append(
                         Case(
-                            operator="attn_res",
-                            name=f"fold of the prefix, {rows_in_words(rows)}",
-                            rows=rows,
-                            works=(fold,),
-                            num_bytes=0,
-                            timed=_timed("fold", rows),
+                            operator="attn_res", name=f"fold of the prefix, {rows_in_words(rows)}", rows=rows,
+                            works=(fold,), num_bytes=0, timed=_timed("fold", rows),
                         )
                     )
     return found

@@ -215,14 +215,8 @@ def updated_prefix(conf: AttnResConfiguration, prefix: Any, delta: Any, offset: 
 
 @cute.kernel
 def combine_kernel(
-    m_snapshots: cute.Tensor,
-    m_prefix: cute.Tensor,
-    m_delta: cute.Tensor,
-    m_query_norm: cute.Tensor,
-    m_query: cute.Tensor,
-    m_norm_weight: cute.Tensor,
-    m_out: cute.Tensor,
-    conf: cutlass.Constexpr,
+    m_snapshots: cute.Tensor, m_prefix: cute.Tensor, m_delta: cute.Tensor, m_query_norm: cute.Tensor,
+    m_query: cute.Tensor, m_norm_weight: cute.Tensor, m_out: cute.Tensor, conf: cutlass.Constexpr,
 ) -> None:
     thread, _, _ = cute.arch.thread_idx()
     rank, row, _ = cute.arch.block_idx()
@@ -274,12 +268,8 @@ def combine_kernel(
 
 @cute.kernel
 def snapshot_part_kernel(
-    m_snapshots: cute.Tensor,
-    m_query_norm: cute.Tensor,
-    m_query: cute.Tensor,
-    m_stats: cute.Tensor,
-    m_weighted: cute.Tensor,
-    conf: cutlass.Constexpr,
+    m_snapshots: cute.Tensor, m_query_norm: cute.Tensor, m_query: cute.Tensor, m_stats: cute.Tensor,
+    m_weighted: cute.Tensor, conf: cutlass.Constexpr,
 ) -> None:
     thread, _, _ = cute.arch.thread_idx()
     rank, row, _ = cute.arch.block_idx()
@@ -331,14 +321,8 @@ def snapshot_part_kernel(
 
 @cute.kernel
 def fold_prefix_kernel(
-    m_stats: cute.Tensor,
-    m_weighted: cute.Tensor,
-    m_prefix: cute.Tensor,
-    m_delta: cute.Tensor,
-    m_query_norm: cute.Tensor,
-    m_query: cute.Tensor,
-    m_norm_weight: cute.Tensor,
-    m_out: cute.Tensor,
+    m_stats: cute.Tensor, m_weighted: cute.Tensor, m_prefix: cute.Tensor, m_delta: cute.Tensor,
+    m_query_norm: cute.Tensor, m_query: cute.Tensor, m_norm_weight: cute.Tensor, m_out: cute.Tensor,
     conf: cutlass.Constexpr,
 ) -> None:
     thread, _, _ = cute.arch.thread_idx()
@@ -385,15 +369,8 @@ def fold_prefix_kernel(
 
 @cute.jit
 def launch_combine(
-    m_snapshots: cute.Tensor,
-    m_prefix: cute.Tensor,
-    m_delta: cute.Tensor,
-    m_query_norm: cute.Tensor,
-    m_query: cute.Tensor,
-    m_norm_weight: cute.Tensor,
-    m_out: cute.Tensor,
-    stream: Any,
-    conf: cutlass.Constexpr,
+    m_snapshots: cute.Tensor, m_prefix: cute.Tensor, m_delta: cute.Tensor, m_query_norm: cute.Tensor,
+    m_query: cute.Tensor, m_norm_weight: cute.Tensor, m_out: cute.Tensor, stream: Any, conf: cutlass.Constexpr,
 ) -> None:
     combine_kernel(m_snapshots, m_prefix, m_delta, m_query_norm, m_query, m_norm_weight, m_out, conf).launch(
         grid=(conf.cluster, m_out.shape[0], 1),
@@ -407,13 +384,8 @@ def launch_combine(
 
 @cute.jit
 def launch_snapshot_part(
-    m_snapshots: cute.Tensor,
-    m_query_norm: cute.Tensor,
-    m_query: cute.Tensor,
-    m_stats: cute.Tensor,
-    m_weighted: cute.Tensor,
-    stream: Any,
-    conf: cutlass.Constexpr,
+    m_snapshots: cute.Tensor, m_query_norm: cute.Tensor, m_query: cute.Tensor, m_stats: cute.Tensor,
+    m_weighted: cute.Tensor, stream: Any, conf: cutlass.Constexpr,
 ) -> None:
     snapshot_part_kernel(m_snapshots, m_query_norm, m_query, m_stats, m_weighted, conf).launch(
         grid=(conf.cluster, m_weighted.shape[0], 1),
@@ -427,15 +399,8 @@ def launch_snapshot_part(
 
 @cute.jit
 def launch_fold_prefix(
-    m_stats: cute.Tensor,
-    m_weighted: cute.Tensor,
-    m_prefix: cute.Tensor,
-    m_delta: cute.Tensor,
-    m_query_norm: cute.Tensor,
-    m_query: cute.Tensor,
-    m_norm_weight: cute.Tensor,
-    m_out: cute.Tensor,
-    stream: Any,
+    m_stats: cute.Tensor, m_weighted: cute.Tensor, m_prefix: cute.Tensor, m_delta: cute.Tensor,
+    m_query_norm: cute.Tensor, m_query: cute.Tensor, m_norm_weight: cute.Tensor, m_out: cute.Tensor, stream: Any,
     conf: cutlass.Constexpr,
 ) -> None:
     fold_prefix_kernel(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from k3sim.kernels.attn_res.cost import BF16_BYTES, SNAPSHOTS, parameters
-from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Work
+from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Work, block_work
 from k3sim.model.program import Weight
 
 CLUSTER_BLOCKS = 8
@@ -19,46 +19,42 @@ CLUSTER_BLOCKS = 8
 def single_block(weights: Sequence[Weight], *, rows: int, hidden: int, sources: int) -> Work:
     """Mix ``sources`` vectors (snapshots and prefix) of ``[rows, hidden]`` after adding the newest delta."""
     row_bytes = hidden * BF16_BYTES
-    return Work(
-        num_blocks=rows,
-        threads_per_block=512,
-        smem_bytes_per_block=32 * 1024,
-        bytes_in_flight_per_block=32 * 1024,
-        max_blocks_per_sm=2,
-        passes=(
-            Pass(
-                num_dependent_loads=2,  # prefix and delta, then the snapshots
-                activation_bytes_per_block=2 * row_bytes,
-                reads=(
-                    parameters(hidden, early=False),
-                    Read(region=SNAPSHOTS, num_bytes=rows * (sources - 1) * row_bytes, kind=ReadKind.KV_STATE),
-                ),
-                # The logits of all sources together (sums of squares and dots), the softmax, the RMSNorm.
-                num_block_reductions=3,
+    return block_work(
+        rows,
+        Pass(
+            num_dependent_loads=2,  # prefix and delta, then the snapshots
+            activation_bytes_per_block=2 * row_bytes,
+            reads=(
+                parameters(hidden, early=False),
+                Read(region=SNAPSHOTS, num_bytes=rows * (sources - 1) * row_bytes, kind=ReadKind.KV_STATE),
             ),
+            # The logits of all sources together (sums of squares and dots), the softmax, the RMSNorm.
+            num_block_reductions=3,
         ),
+        threads=512,
+        smem_kib=32,
+        in_flight_kib=32,
+        max_per_sm=2,
     )
 
 
 def snapshot_sums(weights: Sequence[Weight], *, rows: int, hidden: int, sources: int) -> Work:
     """Running maximum, denominator and weighted sum over the snapshots alone, for two coming call sites."""
     row_bytes = hidden * BF16_BYTES
-    return Work(
-        num_blocks=2 * rows,
-        threads_per_block=512,
-        smem_bytes_per_block=32 * 1024,
-        bytes_in_flight_per_block=32 * 1024,
-        max_blocks_per_sm=2,
-        passes=(
-            Pass(
-                num_dependent_loads=1,
-                reads=(
-                    parameters(hidden, early=True),
-                    Read(region=SNAPSHOTS, num_bytes=rows * (sources - 1) * row_bytes, kind=ReadKind.KV_STATE),
-                ),
-                num_block_reductions=2,
+    return block_work(
+        2 * rows,
+        Pass(
+            num_dependent_loads=1,
+            reads=(
+                parameters(hidden, early=True),
+                Read(region=SNAPSHOTS, num_bytes=rows * (sources - 1) * row_bytes, kind=ReadKind.KV_STATE),
             ),
+            num_block_reductions=2,
         ),
+        threads=512,
+        smem_kib=32,
+        in_flight_kib=32,
+        max_per_sm=2,
     )
 
 
@@ -68,22 +64,20 @@ def consume(weights: Sequence[Weight], *, rows: int, hidden: int, slots: int) ->
     ``slots`` is the number of ranks for partial sums, and 1 where peers send disjoint shards of one vector.
     """
     row_bytes = hidden * BF16_BYTES
-    return Work(
-        num_blocks=CLUSTER_BLOCKS * rows,
-        threads_per_block=256,
-        smem_bytes_per_block=16 * 1024,
-        bytes_in_flight_per_block=16 * 1024,
-        max_blocks_per_sm=4,
-        passes=(
-            Pass(
-                num_dependent_loads=1,
-                # The slots' shares of this block, the prefix and the prepared snapshot part.
-                activation_bytes_per_block=(slots + 2) * row_bytes // CLUSTER_BLOCKS,
-                reads=(parameters(hidden, early=True),),
-                num_block_reductions=1,  # sum of squares and dot with the pseudo-query together
-                barrier=Barrier.CLUSTER,
-                num_barriers=1,
-            ),
-            Pass(num_block_reductions=1, barrier=Barrier.CLUSTER, num_barriers=1),  # RMSNorm of the mix
+    return block_work(
+        CLUSTER_BLOCKS * rows,
+        Pass(
+            num_dependent_loads=1,
+            # The slots' shares of this block, the prefix and the prepared snapshot part.
+            activation_bytes_per_block=(slots + 2) * row_bytes // CLUSTER_BLOCKS,
+            reads=(parameters(hidden, early=True),),
+            num_block_reductions=1,  # sum of squares and dot with the pseudo-query together
+            barrier=Barrier.CLUSTER,
+            num_barriers=1,
         ),
+        Pass(num_block_reductions=1, barrier=Barrier.CLUSTER, num_barriers=1),  # RMSNorm of the mix
+        threads=256,
+        smem_kib=16,
+        in_flight_kib=16,
+        max_per_sm=4,
     )

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from k3sim.kernels.expert_gemv.cost import BITS_PER_WEIGHT, down, gate_up
 from k3sim.kernels.expert_gemv.public import block
 from k3sim.kernels.harness.bench import num_copies
-from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, generator_on, normal, rows_in_words, within
+from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, rows_in_words
+from k3sim.kernels.harness.inputs import generator_on, normal
+from k3sim.kernels.harness.judges import within
 from k3sim.kernels.work import Work
 from k3sim.model.program import Weight
 
@@ -150,10 +152,8 @@ def cases() -> list[Case]:
     found = [
         Case(
             operator="expert_gemv",
-            name=f"16 experts a row of {width}, {rows_in_words(rows)}{', fp32 out' if fp32 else ''}",
-            rows=rows,
-            works=works_of(width, rows),
-            num_bytes=3 * CHECKED_EXPERTS * expert_bytes(width),
+            name=f"16 experts a row of {width}, {rows_in_words(rows)}{', fp32 out' if fp32 else ''}", rows=rows,
+            works=works_of(width, rows), num_bytes=3 * CHECKED_EXPERTS * expert_bytes(width),
             problem=_problem(width, rows, fp32),
             timed=_timed(width, rows) if rows in TIMED_ROWS and not fp32 else None,
         )
@@ -163,10 +163,8 @@ def cases() -> list[Case]:
     ]
     found += [
         Case(
-            operator="expert_gemv",
-            name=f"16 experts a row of {width}, {rows_in_words(rows)}, two launches",
-            rows=rows,
-            works=works_of(width, rows, two_launches=True),
+            operator="expert_gemv", name=f"16 experts a row of {width}, {rows_in_words(rows)}, two launches",
+            rows=rows, works=works_of(width, rows, two_launches=True),
             num_bytes=3 * CHECKED_EXPERTS * expert_bytes(width),
             problem=_problem(width, rows, False, two_launches=True),
             timed=_timed(width, rows, two_launches=True) if rows in TWO_LAUNCH_TIMED_ROWS else None,

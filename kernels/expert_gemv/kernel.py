@@ -264,20 +264,8 @@ class ExpertGemv:
 
     @cute.jit
     def __call__(
-        self,
-        x: Int64,
-        ids: Int64,
-        weights: Int64,
-        gate_up: Int64,
-        down: Int64,
-        out: Int64,
-        hidden: Int64,
-        phase: Int64,
-        rows: Int32,
-        max_rows: Int32,
-        num_experts: Int32,
-        rank: Int32,
-        stream: CUstream,
+        self, x: Int64, ids: Int64, weights: Int64, gate_up: Int64, down: Int64, out: Int64, hidden: Int64,
+        phase: Int64, rows: Int32, max_rows: Int32, num_experts: Int32, rank: Int32, stream: CUstream,
     ) -> None:
         self.device(x, ids, weights, gate_up, down, out, hidden, phase, rows, max_rows, num_experts, rank).launch(
             grid=(self.config.num_blocks, 1, 1),
@@ -293,19 +281,8 @@ class ExpertGemv:
 
     @cute.kernel
     def device(
-        self,
-        x: Int64,
-        ids: Int64,
-        weights: Int64,
-        gate_up: Int64,
-        down: Int64,
-        out: Int64,
-        hidden: Int64,
-        phase: Int64,
-        rows: Int32,
-        max_rows: Int32,
-        num_experts: Int32,
-        rank: Int32,
+        self, x: Int64, ids: Int64, weights: Int64, gate_up: Int64, down: Int64, out: Int64, hidden: Int64,
+        phase: Int64, rows: Int32, max_rows: Int32, num_experts: Int32, rank: Int32,
     ) -> None:
         c = self.config
         tid, _, _ = cute.arch.thread_idx()
@@ -383,23 +360,9 @@ class ExpertGemv:
 
     @cute.jit
     def _gate_up(
-        self,
-        x: Int64,
-        ids: Int64,
-        weights: Int64,
-        hidden: Int64,
-        phase: Int64,
-        num_experts: Int32,
-        rows: Int32,
-        max_rows: Int32,
-        block: Int32,
-        warp: Int32,
-        lane: Int32,
-        s_ring: Int32,
-        s_partial: Int32,
-        s_full: Int32,
-        s_empty: Int32,
-        s_phase: Int32,
+        self, x: Int64, ids: Int64, weights: Int64, hidden: Int64, phase: Int64, num_experts: Int32, rows: Int32,
+        max_rows: Int32, block: Int32, warp: Int32, lane: Int32, s_ring: Int32, s_partial: Int32, s_full: Int32,
+        s_empty: Int32, s_phase: Int32,
     ) -> None:
         """First product: an eighth of one expert's tiles, K split over the warps."""
         c = self.config
@@ -466,17 +429,8 @@ class ExpertGemv:
 
     @cute.jit
     def _stream(
-        self,
-        ids: Int64,
-        gate_up: Int64,
-        down: Int64,
-        num_experts: Int32,
-        rows: Int32,
-        block: Int32,
-        lane: Int32,
-        s_ring: Int32,
-        s_full: Int32,
-        s_empty: Int32,
+        self, ids: Int64, gate_up: Int64, down: Int64, num_experts: Int32, rows: Int32, block: Int32, lane: Int32,
+        s_ring: Int32, s_full: Int32, s_empty: Int32,
     ) -> None:
         """The producer warp: every copy of this block, in the order in which the other warps use them.
 
@@ -529,18 +483,8 @@ class ExpertGemv:
 
     @cute.jit
     def _down(
-        self,
-        hidden: Int64,
-        out: Int64,
-        rows: Int32,
-        rank: Int32,
-        block: Int32,
-        warp: Int32,
-        lane: Int32,
-        s_ring: Int32,
-        s_partial: Int32,
-        s_full: Int32,
-        s_empty: Int32,
+        self, hidden: Int64, out: Int64, rows: Int32, rank: Int32, block: Int32, warp: Int32, lane: Int32,
+        s_ring: Int32, s_partial: Int32, s_full: Int32, s_empty: Int32,
     ) -> None:
         """Second product: 32 outputs over all experts. Eight warps a slot, one unit of both tiles each."""
         c = self.config

@@ -20,21 +20,20 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from k3sim.errors import UserError
 from k3sim.kernels.folders import operators_with
+from k3sim.kernels.harness.inputs import poison
 from k3sim.kernels.work import Work
 
 if TYPE_CHECKING:
     import torch
 
+    from k3sim.kernels.harness.judges import Judge
     from k3sim.kernels.harness.tolerance import Verdict
-
-    Judge = Callable[[torch.Tensor, torch.Tensor, str], Verdict]
 
 OPERATORS = operators_with("cases")
 
@@ -173,101 +172,3 @@ def _module(operator: str) -> Any:
 def rows_in_words(rows: int) -> str:
     """For the name of a case."""
     return f"{rows} row{'' if rows == 1 else 's'}"
-
-
-# -- inputs -------------------------------------------------------------------------------------------------------
-
-
-def generator_on(device: str, seed: int) -> torch.Generator:
-    import torch
-
-    return torch.Generator(device=device).manual_seed(seed)
-
-
-def normal(
-    shape: Sequence[int], generator: torch.Generator, *, scale: float = 1.0, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """Normal values, bf16 unless ``dtype`` says otherwise, on the generator's device, with no copy in another type."""
-    import torch
-
-    made = torch.empty(tuple(shape), dtype=dtype or torch.bfloat16, device=generator.device)
-    return made.normal_(0.0, scale, generator=generator)
-
-
-def poison(tensor: torch.Tensor) -> None:
-    """NaN, or a number that no kernel writes where the type has none."""
-    import torch
-
-    if tensor.dtype == torch.float8_e4m3fn:
-        tensor.view(torch.uint8).fill_(0x7F)
-    elif tensor.is_floating_point():
-        tensor.fill_(math.nan)
-    else:
-        tensor.fill_(-7)
-
-
-# -- judges -------------------------------------------------------------------------------------------------------
-
-
-def within(family: str) -> Judge:
-    """Within the tolerance of ``family``. Where the reference holds NaN, the poison must be untouched."""
-
-    def judge(out: torch.Tensor, ref: torch.Tensor, name: str) -> Verdict:
-        from k3sim.kernels.harness.tolerance import Verdict, compare
-
-        out, ref = out.float() if out.element_size() == 1 else out, ref.to(out.device)
-        untouched = ref.isnan()
-        if bool(untouched.any()):
-            written = int((~out[untouched].isnan()).sum())
-            if written:
-                return Verdict(accepted=False, line=f"{name}: {written} elements written that are not the call's")
-            out, ref = out[~untouched], ref[~untouched]
-        return compare(out, ref, family, name=name)
-
-    return judge
-
-
-def exactly() -> Judge:
-    """Every element equal."""
-
-    def judge(out: torch.Tensor, ref: torch.Tensor, name: str) -> Verdict:
-        from k3sim.kernels.harness.tolerance import Verdict
-
-        wrong = int((out != ref.to(out.device, out.dtype)).sum())
-        line = f"{name}: {wrong} of {out.numel()} differ"
-        return Verdict(accepted=wrong == 0, line=line, error=float(wrong), bound=0.0)
-
-    return judge
-
-
-def at_least() -> Judge:
-    """No element below the reference's; the error is by how much the worst falls short."""
-
-    def judge(out: torch.Tensor, ref: torch.Tensor, name: str) -> Verdict:
-        from k3sim.kernels.harness.tolerance import Verdict
-
-        shortfall = max(0.0, float((ref.cpu() - out.cpu()).max()))
-        accepted = bool((out.cpu() >= ref.cpu()).all())  # NaN is refused
-        line = f"{name}: least {float(out.min()):.3g}, {float(ref.min()):.3g} is due"
-        return Verdict(accepted=accepted, line=line, error=shortfall, bound=0.0)
-
-    return judge
-
-
-def alike_within(family: str) -> Judge:
-    """[ranks, ...] against the reference of one rank: the first within ``family``, all others equal to it in bits."""
-
-    def judge(out: torch.Tensor, ref: torch.Tensor, name: str) -> Verdict:
-        import torch
-
-        from k3sim.kernels.harness.tolerance import Verdict
-
-        verdict = within(family)(out[0], ref, name)
-        bits = out.contiguous().view(torch.uint8)
-        unequal = [rank for rank in range(1, out.shape[0]) if not torch.equal(bits[rank], bits[0])]
-        if unequal:
-            line = f"{verdict.line}; ranks {unequal} differ from rank 0 in bits"
-            return Verdict(accepted=False, line=line, error=verdict.error, bound=verdict.bound)
-        return verdict
-
-    return judge

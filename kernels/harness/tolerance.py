@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Tolerance:
     """Bounds for one operator family; ``reason`` says where they come from."""
 
@@ -49,90 +49,63 @@ class Verdict:
 
 
 # 2**-9 is half a unit in the last place of bf16: the error of one correct rounding.
+# Absolute, relative, error ratio.
 TOLERANCES: dict[str, Tolerance] = {
     "fp32_sum": Tolerance(
-        absolute=1e-4,
-        relative=1e-4,
-        error_ratio=1e-5,
-        reason="fp32 output of a sum of a few thousand exact bf16 products: only the order of summation differs",
+        1e-4, 1e-4, 1e-5,
+        "fp32 output of a sum of a few thousand exact bf16 products: only the order of summation differs",
     ),
     "bf16_sum": Tolerance(
-        absolute=2e-3,
-        relative=2**-8,
-        error_ratio=3e-3,
-        reason="the same, rounded once to bf16: a sum near a rounding boundary may land one unit away",
+        2e-3, 2**-8, 3e-3,
+        "the same, rounded once to bf16: a sum near a rounding boundary may land one unit away",
     ),
     "bf16_activation": Tolerance(
-        absolute=8e-3,
-        relative=2**-7,
-        error_ratio=5e-3,
-        reason="sigmoid, tanh or a norm by approximate instructions, then one rounding to bf16",
+        8e-3, 2**-7, 5e-3,
+        "sigmoid, tanh or a norm by approximate instructions, then one rounding to bf16",
     ),
     "kda_output": Tolerance(
-        absolute=2e-2,
-        relative=3e-2,
-        error_ratio=1e-2,
-        reason="convolution, norms, recurrence and gated norm on bf16 inputs; the bounds FlashInfer tests with",
+        2e-2, 3e-2, 1e-2,
+        "convolution, norms, recurrence and gated norm on bf16 inputs; the bounds FlashInfer tests with",
     ),
     "kda_state_fp32": Tolerance(
-        absolute=2e-3,
-        relative=1e-3,
-        error_ratio=2e-3,
-        reason="fp32 state: approximate exp and rsqrt, one rank-1 update",
+        2e-3, 1e-3, 2e-3,
+        "fp32 state: approximate exp and rsqrt, one rank-1 update",
     ),
     "kda_state_bf16": Tolerance(
-        absolute=8e-3,
-        relative=2**-7,
-        error_ratio=5e-3,
-        reason="the same, rounded once to bf16 for storage",
+        8e-3, 2**-7, 5e-3,
+        "the same, rounded once to bf16 for storage",
     ),
     "attention_bf16": Tolerance(
-        absolute=8e-3,
-        relative=2**-6,
-        error_ratio=5e-3,
-        reason="probabilities rounded to bf16 for the tensor cores, bf16 output",
+        8e-3, 2**-6, 5e-3,
+        "probabilities rounded to bf16 for the tensor cores, bf16 output",
     ),
     "attention_fp8": Tolerance(
-        absolute=2e-2,
-        relative=2**-5,
-        error_ratio=1e-2,
-        reason="against the same fp8 cache decoded to fp32; probabilities in bf16, another order of partial sums",
+        2e-2, 2**-5, 1e-2,
+        "against the same fp8 cache decoded to fp32; probabilities in bf16, another order of partial sums",
     ),
     "log_sum_exp": Tolerance(
-        absolute=2e-3,
-        relative=1e-4,
-        error_ratio=1e-3,
-        reason="fp32 logarithm of a sum of approximate exponentials of logits from bf16 products",
+        2e-3, 1e-4, 1e-3,
+        "fp32 logarithm of a sum of approximate exponentials of logits from bf16 products",
     ),
     "cache_bf16": Tolerance(
-        absolute=1e-4,
-        relative=2**-8,
-        error_ratio=3e-3,
-        reason="RMSNorm of a cached row by an approximate rsqrt, then one rounding to bf16",
+        1e-4, 2**-8, 3e-3,
+        "RMSNorm of a cached row by an approximate rsqrt, then one rounding to bf16",
     ),
     "cache_fp8": Tolerance(
-        absolute=2e-3,
-        relative=2**-3.9,
-        error_ratio=4e-2,
-        reason="the same, rounded once to e4m3, whose half unit in the last place is 2**-4",
+        2e-3, 2**-3.9, 4e-2,
+        "the same, rounded once to e4m3, whose half unit in the last place is 2**-4",
     ),
     "reduced_bf16": Tolerance(
-        absolute=4e-2,
-        relative=2**-7,
-        error_ratio=5e-3,
-        reason="bf16 partial sums of up to 16 ranks of order one; each, up to 8 in size, may land one unit away",
+        4e-2, 2**-7, 5e-3,
+        "bf16 partial sums of up to 16 ranks of order one; each, up to 8 in size, may land one unit away",
     ),
     "routing_weight": Tolerance(
-        absolute=1e-7,
-        relative=1e-5,
-        error_ratio=1e-5,
-        reason="sigmoids by approximate exponentials, renormalised by a sum of sixteen, fp32",
+        1e-7, 1e-5, 1e-5,
+        "sigmoids by approximate exponentials, renormalised by a sum of sixteen, fp32",
     ),
     "expert_bf16": Tolerance(
-        absolute=2e-2,
-        relative=2**-6,
-        error_ratio=1e-2,
-        reason="MXFP4 weights decode exactly; the activation between the two products is rounded to bf16",
+        2e-2, 2**-6, 1e-2,
+        "MXFP4 weights decode exactly; the activation between the two products is rounded to bf16",
     ),
 }
 

@@ -6,18 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.bench import num_copies
-from k3sim.kernels.harness.cases import (
-    Call,
-    Case,
-    Output,
-    Problem,
-    Timed,
-    exactly,
-    generator_on,
-    normal,
-    rows_in_words,
-    within,
-)
+from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, rows_in_words
+from k3sim.kernels.harness.inputs import generator_on, normal
+from k3sim.kernels.harness.judges import exactly, within
 from k3sim.kernels.kda_decode.cost import cluster
 from k3sim.kernels.work import Work
 from k3sim.model.program import Weight
@@ -25,7 +16,7 @@ from k3sim.model.program import Weight
 if TYPE_CHECKING:
     import torch
 
-    from k3sim.kernels.harness.cases import Judge
+    from k3sim.kernels.harness.judges import Judge
     from k3sim.kernels.harness.tolerance import Verdict
 
 D = 128
@@ -273,11 +264,8 @@ def fla_calls(
 def cases() -> list[Case]:
     return [
         Case(
-            operator="kda_decode",
-            name=f"{heads} heads, {rows_in_words(rows)}, {'bf16' if bf16 else 'fp32'} state",
-            rows=rows,
-            works=(work_of(heads, rows, bf16_state=bf16),),
-            num_bytes=3 * (rows + 3) * heads * D * D * 4,
+            operator="kda_decode", name=f"{heads} heads, {rows_in_words(rows)}, {'bf16' if bf16 else 'fp32'} state",
+            rows=rows, works=(work_of(heads, rows, bf16_state=bf16),), num_bytes=3 * (rows + 3) * heads * D * D * 4,
             problem=_problem(heads, rows, bf16),
             timed=_timed(heads, rows, bf16) if (heads, rows, bf16) in TIMED else None,
         )

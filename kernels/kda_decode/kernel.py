@@ -355,16 +355,8 @@ def store_new_state(
 
 @cute.jit
 def fetch_item(
-    conf: cutlass.Constexpr,
-    copy: cute.CopyAtom,
-    m_state: cute.Tensor,
-    m_conv_state: cute.Tensor,
-    slot: Int32,
-    head: Int32,
-    s_ring: cute.Pointer,
-    s_full: cute.Pointer,
-    stage: Int32,
-    thread: Int32,
+    conf: cutlass.Constexpr, copy: cute.CopyAtom, m_state: cute.Tensor, m_conv_state: cute.Tensor, slot: Int32,
+    head: Int32, s_ring: cute.Pointer, s_full: cute.Pointer, stage: Int32, thread: Int32,
 ) -> None:
     """Start the copy of a head's state into ``stage`` and bring its past samples, in HBM too, into L2."""
     slot = choose(slot > 0, slot, Int32(0))
@@ -390,17 +382,9 @@ def fetch_item(
 
 @cute.kernel
 def split_head_kernel(
-    m_projected: cute.Tensor,
-    m_gate_weight: cute.Tensor,
-    m_conv_weight: cute.Tensor,
-    m_dt_bias: cute.Tensor,
-    m_a_log: cute.Tensor,
-    m_norm_weight: cute.Tensor,
-    m_slots: cute.Tensor,
-    m_conv_state: cute.Tensor,
-    m_state: cute.Tensor,
-    m_out: cute.Tensor,
-    conf: cutlass.Constexpr,
+    m_projected: cute.Tensor, m_gate_weight: cute.Tensor, m_conv_weight: cute.Tensor, m_dt_bias: cute.Tensor,
+    m_a_log: cute.Tensor, m_norm_weight: cute.Tensor, m_slots: cute.Tensor, m_conv_state: cute.Tensor,
+    m_state: cute.Tensor, m_out: cute.Tensor, conf: cutlass.Constexpr,
 ) -> None:
     """Grid (cluster, heads, rows)."""
     thread, _, _ = cute.arch.thread_idx()
@@ -508,17 +492,9 @@ def split_head_kernel(
 
 @cute.kernel
 def stream_kernel(
-    m_projected: cute.Tensor,
-    m_gate_weight: cute.Tensor,
-    m_conv_weight: cute.Tensor,
-    m_dt_bias: cute.Tensor,
-    m_a_log: cute.Tensor,
-    m_norm_weight: cute.Tensor,
-    m_slots: cute.Tensor,
-    m_conv_state: cute.Tensor,
-    m_state: cute.Tensor,
-    m_out: cute.Tensor,
-    conf: cutlass.Constexpr,
+    m_projected: cute.Tensor, m_gate_weight: cute.Tensor, m_conv_weight: cute.Tensor, m_dt_bias: cute.Tensor,
+    m_a_log: cute.Tensor, m_norm_weight: cute.Tensor, m_slots: cute.Tensor, m_conv_state: cute.Tensor,
+    m_state: cute.Tensor, m_out: cute.Tensor, conf: cutlass.Constexpr,
 ) -> None:
     """Grid (blocks,): a block takes consecutive (head, row) pairs, head by head.
 
@@ -690,19 +666,9 @@ def stream_kernel(
 
 @cute.jit
 def launch_kda(
-    m_projected: cute.Tensor,
-    m_gate_weight: cute.Tensor,
-    m_conv_weight: cute.Tensor,
-    m_dt_bias: cute.Tensor,
-    m_a_log: cute.Tensor,
-    m_norm_weight: cute.Tensor,
-    m_slots: cute.Tensor,
-    m_conv_state: cute.Tensor,
-    m_state: cute.Tensor,
-    m_out: cute.Tensor,
-    num_blocks: Int32,
-    stream: Any,
-    conf: cutlass.Constexpr,
+    m_projected: cute.Tensor, m_gate_weight: cute.Tensor, m_conv_weight: cute.Tensor, m_dt_bias: cute.Tensor,
+    m_a_log: cute.Tensor, m_norm_weight: cute.Tensor, m_slots: cute.Tensor, m_conv_state: cute.Tensor,
+    m_state: cute.Tensor, m_out: cute.Tensor, num_blocks: Int32, stream: Any, conf: cutlass.Constexpr,
 ) -> None:
     """``num_blocks``: of the streaming form; the split form takes its grid from the shapes."""
     arguments = (

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.bench import num_copies
-from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, at_least, generator_on, normal
+from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed
+from k3sim.kernels.harness.inputs import generator_on, normal
+from k3sim.kernels.harness.judges import at_least
 from k3sim.kernels.l2_prefetch.cost import bulk
 from k3sim.kernels.skinny_gemv.cases import weight_of, weights
 
@@ -98,22 +100,13 @@ def cases() -> list[Case]:
     return [
         *(
             Case(
-                operator="l2_prefetch",
-                name=f"{size}{', keep' if keep else ''}",
-                rows=1,
-                works=(work,),
-                num_bytes=8 * SHAPE[0] * SHAPE[1],
-                problem=_problem(keep),
-                timed=_timed(keep, multiplies=False),
+                operator="l2_prefetch", name=f"{size}{', keep' if keep else ''}", rows=1, works=(work,),
+                num_bytes=8 * SHAPE[0] * SHAPE[1], problem=_problem(keep), timed=_timed(keep, multiplies=False),
             )
             for keep in (False, True)
         ),
         Case(
-            operator="l2_prefetch",
-            name=f"{size}, and its product behind it",
-            rows=1,
-            works=(work,),
-            num_bytes=0,
+            operator="l2_prefetch", name=f"{size}, and its product behind it", rows=1, works=(work,), num_bytes=0,
             timed=_timed(False, multiplies=True),
         ),
     ]

@@ -6,17 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.bench import MIN_COPIES, num_copies
-from k3sim.kernels.harness.cases import (
-    Case,
-    Output,
-    Problem,
-    Timed,
-    alike_within,
-    exactly,
-    generator_on,
-    normal,
-    rows_in_words,
-)
+from k3sim.kernels.harness.cases import Case, Output, Problem, Timed, rows_in_words
+from k3sim.kernels.harness.inputs import generator_on, normal
+from k3sim.kernels.harness.judges import alike_within, exactly
 from k3sim.kernels.latent_tail.cost import send
 from k3sim.kernels.latent_tail.public import up_ring
 from k3sim.model.program import Weight
@@ -133,22 +125,15 @@ def cases() -> list[Case]:
         weight = Weight(region="w", num_outputs=outputs, depth=LATENT, num_bytes=outputs * LATENT * BF16_BYTES)
         found.append(
             Case(
-                operator="latent_tail",
-                name=f"up, {ranks} ranks, {rows_in_words(rows)}",
-                rows=rows,
-                works=(up_ring([weight], rows=rows),),
-                num_bytes=10 * HIDDEN * LATENT,
-                problem=_problem(ranks, rows),
+                operator="latent_tail", name=f"up, {ranks} ranks, {rows_in_words(rows)}", rows=rows,
+                works=(up_ring([weight], rows=rows),), num_bytes=10 * HIDDEN * LATENT, problem=_problem(ranks, rows),
                 timed=_timed_up(ranks, rows),
             )
         )
         found.append(
             Case(
-                operator="latent_tail",
-                name=f"send, {ranks} ranks, {rows_in_words(rows)}",
-                rows=rows,
-                works=(send((), rows=rows, hidden=HIDDEN, latent=LATENT, ranks=ranks, expert_rows=1),),
-                num_bytes=0,
+                operator="latent_tail", name=f"send, {ranks} ranks, {rows_in_words(rows)}", rows=rows,
+                works=(send((), rows=rows, hidden=HIDDEN, latent=LATENT, ranks=ranks, expert_rows=1),), num_bytes=0,
                 timed=_timed_send(ranks, rows),
             )
         )

@@ -5,45 +5,41 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS
-from k3sim.kernels.work import Barrier, MachineCode, Pass, Read, Unit, Work
+from k3sim.kernels.work import Barrier, MachineCode, Pass, Read, Unit, Work, block_work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
 CLUSTER_BLOCKS = 8
 
 
-def send(
-    weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int, expert_rows: int
-) -> Work:
+def send(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int, expert_rows: int) -> Work:
     """Weighted sum of the experts' partial rows and the shared expert's partial row, then the push.
 
     The latent partial goes to all peers, each peer's slice of the shared partial to its owner.
     """
-    return Work(
-        num_blocks=CLUSTER_BLOCKS * rows,
-        threads_per_block=256,
-        smem_bytes_per_block=16 * 1024,
-        bytes_in_flight_per_block=16 * 1024,
-        max_blocks_per_sm=4,
-        passes=(
-            Pass(
-                num_dependent_loads=1,
-                activation_bytes_per_block=(expert_rows * latent + hidden) * BF16_BYTES // CLUSTER_BLOCKS,
-            ),
+    return block_work(
+        CLUSTER_BLOCKS * rows,
+        Pass(
+            num_dependent_loads=1,
+            activation_bytes_per_block=(expert_rows * latent + hidden) * BF16_BYTES // CLUSTER_BLOCKS,
         ),
+        threads=256,
+        smem_kib=16,
+        in_flight_kib=16,
+        max_per_sm=4,
         sent_bytes_per_peer=rows * (latent + hidden // ranks) * BF16_BYTES,
     )
 
 
 def send_shared(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int) -> Work:
     """The half of ``send`` that moves the shared expert's columns, each peer's to its owner: four blocks a row."""
-    return Work(
-        num_blocks=4 * rows,
-        threads_per_block=224,
-        smem_bytes_per_block=1024,
-        bytes_in_flight_per_block=4 * 1024,
-        max_blocks_per_sm=8,
-        passes=(Pass(num_dependent_loads=1, activation_bytes_per_block=hidden * BF16_BYTES // 4),),
+    return block_work(
+        4 * rows,
+        Pass(num_dependent_loads=1, activation_bytes_per_block=hidden * BF16_BYTES // 4),
+        threads=224,
+        smem_kib=1,
+        in_flight_kib=4,
+        max_per_sm=8,
         sent_bytes_per_peer=rows * hidden // ranks * BF16_BYTES,
     )
 
@@ -96,13 +92,13 @@ def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int
 
 def collect(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """Polls the gathered rows, adds the prefix and empties the slots."""
-    return Work(
-        num_blocks=6 * rows,
-        threads_per_block=224,
-        smem_bytes_per_block=0,
-        bytes_in_flight_per_block=8 * 1024,
-        max_blocks_per_sm=8,
-        passes=(Pass(num_dependent_loads=1, activation_bytes_per_block=2 * width * BF16_BYTES // 6),),
+    return block_work(
+        6 * rows,
+        Pass(num_dependent_loads=1, activation_bytes_per_block=2 * width * BF16_BYTES // 6),
+        threads=224,
+        smem_kib=0,
+        in_flight_kib=8,
+        max_per_sm=8,
     )
 
 

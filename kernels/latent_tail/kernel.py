@@ -127,13 +127,7 @@ class TailSend:
 
     @cute.jit
     def __call__(
-        self,
-        latent: Int64,
-        shared: Int64,
-        latent_slots: Int64,
-        shared_slots: Int64,
-        rank: Int32,
-        rows: Int32,
+        self, latent: Int64, shared: Int64, latent_slots: Int64, shared_slots: Int64, rank: Int32, rows: Int32,
         stream: CUstream,
     ) -> None:
         self.device(latent, shared, latent_slots, shared_slots, rank, rows).launch(
@@ -188,16 +182,8 @@ class TailUp:
 
     @cute.jit
     def __call__(
-        self,
-        latent_slots: Int64,
-        shared_slots: Int64,
-        norm_weight: Int64,
-        up: Int64,
-        gathered: Int64,
-        rank: Int32,
-        rows: Int32,
-        eps: Float32,
-        stream: CUstream,
+        self, latent_slots: Int64, shared_slots: Int64, norm_weight: Int64, up: Int64, gathered: Int64, rank: Int32,
+        rows: Int32, eps: Float32, stream: CUstream,
     ) -> None:
         self.device(latent_slots, shared_slots, norm_weight, up, gathered, rank, rows, eps).launch(
             grid=(self.config.outputs // OUTPUTS, 1, 1),
@@ -212,15 +198,8 @@ class TailUp:
 
     @cute.kernel
     def device(
-        self,
-        latent_slots: Int64,
-        shared_slots: Int64,
-        norm_weight: Int64,
-        up: Int64,
-        gathered: Int64,
-        rank: Int32,
-        rows: Int32,
-        eps: Float32,
+        self, latent_slots: Int64, shared_slots: Int64, norm_weight: Int64, up: Int64, gathered: Int64, rank: Int32,
+        rows: Int32, eps: Float32,
     ) -> None:
         c = self.config
         tid, _, _ = cute.arch.thread_idx()
@@ -373,13 +352,7 @@ class TailCollect:
 
     @cute.jit
     def __call__(
-        self,
-        gathered: Int64,
-        latent_slots: Int64,
-        shared_slots: Int64,
-        prefix: Int64,
-        out: Int64,
-        rows: Int32,
+        self, gathered: Int64, latent_slots: Int64, shared_slots: Int64, prefix: Int64, out: Int64, rows: Int32,
         stream: CUstream,
     ) -> None:
         self.device(gathered, latent_slots, shared_slots, prefix, out, rows).launch(

@@ -6,18 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.bench import num_copies
-from k3sim.kernels.harness.cases import (
-    Call,
-    Case,
-    Output,
-    Problem,
-    Timed,
-    exactly,
-    generator_on,
-    normal,
-    rows_in_words,
-    within,
-)
+from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, rows_in_words
+from k3sim.kernels.harness.inputs import generator_on, normal
+from k3sim.kernels.harness.judges import exactly, within
 from k3sim.kernels.lm_head import public
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES
 from k3sim.model.program import Weight
@@ -123,11 +114,8 @@ def cases() -> list[Case]:
             )
             found.append(
                 Case(
-                    operator="lm_head",
-                    name=f"{num_outputs}x{DEPTH}, {rows_in_words(rows)}, top {K}",
-                    rows=rows,
-                    works=(public.top_k([weight], rows=rows),),
-                    num_bytes=6 * num_outputs * DEPTH,
+                    operator="lm_head", name=f"{num_outputs}x{DEPTH}, {rows_in_words(rows)}, top {K}", rows=rows,
+                    works=(public.top_k([weight], rows=rows),), num_bytes=6 * num_outputs * DEPTH,
                     problem=_problem(num_outputs, rows),
                     timed=_timed(num_outputs, rows) if rows in TIMED_ROWS else None,
                 )

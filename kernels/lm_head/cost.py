@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from k3sim.kernels.work import MachineCode, Pass, Work
+from k3sim.kernels.work import MachineCode, Pass, Work, block_work
 from k3sim.model.program import Weight
 
 
 def select(weights: Sequence[Weight], *, rows: int) -> Work:
     """The local top candidates of finished logits, a launch behind the product: one cluster of eight blocks a row."""
-    return Work(
-        num_blocks=8 * rows,
-        threads_per_block=256,
-        smem_bytes_per_block=16 * 1024,
-        bytes_in_flight_per_block=16 * 1024,
-        max_blocks_per_sm=4,
-        passes=(Pass(num_dependent_loads=1, activation_bytes_per_block=8192, num_block_reductions=8),),
+    return block_work(
+        8 * rows,
+        Pass(num_dependent_loads=1, activation_bytes_per_block=8192, num_block_reductions=8),
+        threads=256,
+        smem_kib=16,
+        in_flight_kib=16,
+        max_per_sm=4,
     )
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.bench import MIN_COPIES, num_copies
-from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, generator_on, normal, rows_in_words, within
+from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, rows_in_words
+from k3sim.kernels.harness.inputs import generator_on, normal
+from k3sim.kernels.harness.judges import within
 from k3sim.kernels.mla_decode import cost, public
 from k3sim.model.program import Weight
 
@@ -296,24 +298,17 @@ def cases() -> list[Case]:
         )
         found.append(
             Case(
-                operator="mla_decode",
-                name=_name(heads, lengths, fp8),
-                rows=len(lengths),
-                works=(work,),
-                num_bytes=12 * PAGE_TOKENS * ROW * (_num_pages(lengths) + 8),
-                problem=_problem(heads, lengths, fp8),
+                operator="mla_decode", name=_name(heads, lengths, fp8), rows=len(lengths), works=(work,),
+                num_bytes=12 * PAGE_TOKENS * ROW * (_num_pages(lengths) + 8), problem=_problem(heads, lengths, fp8),
                 timed=_timed(heads, lengths, fp8) if (heads, lengths, fp8) in TIMED else None,
             )
         )
     for ranks, rows, heads in MERGES:
         found.append(
             Case(
-                operator="mla_decode",
-                name=f"merge of {ranks} ranks, {heads} heads, {rows_in_words(rows)}",
-                rows=rows,
-                works=(cost.lse_merge((), rows=rows, heads=heads, ranks=ranks, kv_lora_rank=LATENT),),
-                num_bytes=8 * ranks * rows * heads * LATENT,
-                problem=_merge_problem(ranks, rows, heads),
+                operator="mla_decode", name=f"merge of {ranks} ranks, {heads} heads, {rows_in_words(rows)}",
+                rows=rows, works=(cost.lse_merge((), rows=rows, heads=heads, ranks=ranks, kv_lora_rank=LATENT),),
+                num_bytes=8 * ranks * rows * heads * LATENT, problem=_merge_problem(ranks, rows, heads),
                 timed=_merge_timed(ranks, rows, heads),
             )
         )
@@ -322,13 +317,9 @@ def cases() -> list[Case]:
         w_uv = Weight(region="w_uv", num_outputs=num_outputs, depth=LATENT, num_bytes=num_outputs * LATENT * 2)
         found.append(
             Case(
-                operator="mla_decode",
-                name=f"lift_gate, {heads} heads, {rows_in_words(rows)}",
-                rows=rows,
-                works=(cost.lift_gate([w_uv], rows=rows, kv_lora_rank=LATENT),),
-                num_bytes=6 * w_uv.num_bytes,
-                problem=_lift_problem(heads, rows),
-                timed=_lift_timed(heads, rows),
+                operator="mla_decode", name=f"lift_gate, {heads} heads, {rows_in_words(rows)}", rows=rows,
+                works=(cost.lift_gate([w_uv], rows=rows, kv_lora_rank=LATENT),), num_bytes=6 * w_uv.num_bytes,
+                problem=_lift_problem(heads, rows), timed=_lift_timed(heads, rows),
             )
         )
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from k3sim.kernels.work import ActivationForm, Barrier, MachineCode, Pass, Read, ReadKind, Unit, Work
+from k3sim.kernels.work import ActivationForm, Barrier, MachineCode, Pass, Read, ReadKind, Unit, Work, block_work
 from k3sim.model.program import Weight
 
 # As it was measured: ptxas had moved the wait in front of the loads of W_UV (machine code of 2026-11-29).
@@ -81,16 +81,18 @@ def clusters(
     weights: Sequence[Weight], *, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora_rank: int
 ) -> Work:
     """Attention of ``heads`` heads over ``context`` cached tokens a row, and the merge; nothing before the wait."""
-    return _clusters(rows=rows, heads=heads, context=context, kv_row_bytes=kv_row_bytes, kv_lora_rank=kv_lora_rank,
-                     early=False)
+    return _clusters(
+        rows=rows, heads=heads, context=context, kv_row_bytes=kv_row_bytes, kv_lora_rank=kv_lora_rank, early=False
+    )
 
 
 def clusters_early(
     weights: Sequence[Weight], *, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora_rank: int
 ) -> Work:
     """``clusters`` with a settled cache: rows are asked for before the wait, as far as the ring holds them."""
-    return _clusters(rows=rows, heads=heads, context=context, kv_row_bytes=kv_row_bytes, kv_lora_rank=kv_lora_rank,
-                     early=True)
+    return _clusters(
+        rows=rows, heads=heads, context=context, kv_row_bytes=kv_row_bytes, kv_lora_rank=kv_lora_rank, early=True
+    )
 
 
 def lift_gate(weights: Sequence[Weight], *, rows: int, kv_lora_rank: int) -> Work:
@@ -123,20 +125,18 @@ def lift_gate(weights: Sequence[Weight], *, rows: int, kv_lora_rank: int) -> Wor
 
 def lse_merge(weights: Sequence[Weight], *, rows: int, heads: int, ranks: int, kv_lora_rank: int) -> Work:
     """Merge of ``ranks`` partial outputs of this rank's heads by log-sum-exp."""
-    return Work(
-        num_blocks=rows * heads,
-        threads_per_block=128,
-        smem_bytes_per_block=4096,
-        bytes_in_flight_per_block=8192,
-        max_blocks_per_sm=8,
-        passes=(
-            Pass(
-                num_dependent_loads=1,
-                activation_bytes_per_block=ranks * kv_lora_rank * 2,
-                num_block_reductions=1,
-                barrier=Barrier.NONE,
-            ),
+    return block_work(
+        rows * heads,
+        Pass(
+            num_dependent_loads=1,
+            activation_bytes_per_block=ranks * kv_lora_rank * 2,
+            num_block_reductions=1,
+            barrier=Barrier.NONE,
         ),
+        threads=128,
+        smem_kib=4,
+        in_flight_kib=8,
+        max_per_sm=8,
     )
 
 

@@ -224,16 +224,8 @@ def _finite(value: Float32) -> Float32:
 
 @cute.jit
 def _request(
-    rPages: cute.Tensor,
-    tile: Int32,
-    num_tokens: Int32,
-    block: Int32,
-    value_warp: Int32,
-    lane: Int32,
-    sBase: Int32,
-    mCache: Int64,
-    page_bytes: Int64,
-    configuration: cutlass.Constexpr,
+    rPages: cute.Tensor, tile: Int32, num_tokens: Int32, block: Int32, value_warp: Int32, lane: Int32, sBase: Int32,
+    mCache: Int64, page_bytes: Int64, configuration: cutlass.Constexpr,
 ) -> None:
     """A value warp: start its copies of one of this block's tiles; rows without a token become 0.
 
@@ -272,15 +264,8 @@ def _request(
 
 @cute.jit
 def _write_scores(
-    tile: Int32,
-    rQuery: cute.Tensor,
-    rReference: cute.Tensor,
-    rSum: cute.Tensor,
-    valid: Int32,
-    warp: Int32,
-    lane: Int32,
-    sBase: Int32,
-    configuration: cutlass.Constexpr,
+    tile: Int32, rQuery: cute.Tensor, rReference: cute.Tensor, rSum: cute.Tensor, valid: Int32, warp: Int32,
+    lane: Int32, sBase: Int32, configuration: cutlass.Constexpr,
 ) -> None:
     """A score warp: probabilities of its 16 tokens of one tile, with the decay of what was summed before."""
     fp8, row_stride = configuration.fp8, configuration.row_stride
@@ -368,12 +353,7 @@ def _write_scores(
 
 @cute.jit
 def _add_values(
-    tile: Int32,
-    rOut: cute.Tensor,
-    value_warp: Int32,
-    lane: Int32,
-    sBase: Int32,
-    configuration: cutlass.Constexpr,
+    tile: Int32, rOut: cute.Tensor, value_warp: Int32, lane: Int32, sBase: Int32, configuration: cutlass.Constexpr,
 ) -> None:
     """A value warp: probabilities of one tile times this warp's 64 dimensions of its 64 tokens, added to ``rOut``."""
     fp8, row_stride = configuration.fp8, configuration.row_stride
@@ -411,17 +391,8 @@ def _add_values(
 
 @cute.kernel
 def _mla_decode(
-    mQuery: Int64,
-    mCache: Int64,
-    page_bytes: Int64,
-    mPages: Int64,
-    pages_stride: Int32,
-    pages_width: Int32,
-    mTokens: Int64,
-    mOut: Int64,
-    mLogSum: Int64,
-    mWorkspace: Int64,
-    mCounters: Int64,
+    mQuery: Int64, mCache: Int64, page_bytes: Int64, mPages: Int64, pages_stride: Int32, pages_width: Int32,
+    mTokens: Int64, mOut: Int64, mLogSum: Int64, mWorkspace: Int64, mCounters: Int64,
     configuration: cutlass.Constexpr,
 ) -> None:
     fp8, stages = configuration.fp8, configuration.stages
@@ -650,18 +621,8 @@ def compile_mla_decode(configuration: MlaDecodeConfiguration) -> Any:
 
     @cute.jit
     def launch(
-        mQuery: Int64,
-        mCache: Int64,
-        page_bytes: Int64,
-        mPages: Int64,
-        pages_stride: Int32,
-        pages_width: Int32,
-        mTokens: Int64,
-        mOut: Int64,
-        mLogSum: Int64,
-        mWorkspace: Int64,
-        mCounters: Int64,
-        num_rows: Int32,
+        mQuery: Int64, mCache: Int64, page_bytes: Int64, mPages: Int64, pages_stride: Int32, pages_width: Int32,
+        mTokens: Int64, mOut: Int64, mLogSum: Int64, mWorkspace: Int64, mCounters: Int64, num_rows: Int32,
         stream: CUstream,
     ) -> None:
         _mla_decode(

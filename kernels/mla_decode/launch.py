@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
 from k3sim.kernels.mla_decode.cost import CLUSTER, HEAD_TILE, MAX_CLUSTERS, PAGE_TOKENS, chosen_clusters
-from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream
+from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream, strided
 
 if TYPE_CHECKING:
     import torch
 
 HEADS = (6, 12, 24, 48, 96)
-ROW = 576
 LATENT = 512
+EXTRA = 64
+ROW = LATENT + EXTRA
 MAX_ROWS = 256
 MAX_MERGED_RANKS = 32
 VALUES = 128
@@ -57,6 +58,16 @@ def make_workspace(*, heads: int, max_rows: int, device: torch.device | str = "c
     )
 
 
+def check_cache(cache: torch.Tensor, like: torch.Tensor) -> None:
+    """``cache [P, 64, 576]`` float8_e4m3fn or bf16, rows of a page one behind the other. Raises UserError."""
+    import torch
+
+    dtypes = (torch.float8_e4m3fn, torch.bfloat16)
+    check_tensor("cache", cache, dtypes=dtypes, shape=(None, PAGE_TOKENS, ROW), like=like, contiguous=False)
+    if cache.stride(1) != ROW:
+        raise refuse("cache.stride", cache.stride(), f"rows of a page {ROW} values apart")
+
+
 def mla_decode(
     query: torch.Tensor,
     cache: torch.Tensor,
@@ -88,16 +99,7 @@ def mla_decode(
     rows, heads, _ = query.shape
     check_one_of("query.shape[1]", heads, HEADS)
     check_one_of("query.shape[0]", rows, range(1, MAX_ROWS + 1))
-    check_tensor(
-        "cache",
-        cache,
-        dtypes=(torch.float8_e4m3fn, torch.bfloat16),
-        shape=(None, PAGE_TOKENS, ROW),
-        like=query,
-        contiguous=False,
-    )
-    if cache.stride(1) != ROW:
-        raise refuse("cache.stride", cache.stride(), f"rows of a page {ROW} values apart")
+    check_cache(cache, query)
     int32 = (torch.int32,)
     check_tensor("pages", pages, dtypes=int32, shape=(rows, None), like=query, contiguous=False, alignment_bytes=4)
     check_tensor("num_tokens", num_tokens, dtypes=int32, shape=(rows,), like=query, alignment_bytes=4)
@@ -119,8 +121,7 @@ def mla_decode(
     fields = {"heads": heads, "fp8": cache.dtype == torch.float8_e4m3fn, "clusters": clusters}
     compiled_kernel("mla_decode.kernel", "compile_mla_decode", **fields, settled_cache=settled_cache)(
         query.data_ptr(),
-        cache.data_ptr(),
-        cache.stride(0) * cache.element_size(),
+        *strided(cache),
         pages.data_ptr(),
         pages.stride(0),
         pages.shape[1],
@@ -192,10 +193,8 @@ def lift_gate(
     check_on_gpu("latent", latent)
     compiled_kernel("mla_decode.lift", "compile_lift_gate", heads=heads, row_tiles=-(-rows // 8), pdl=pdl)(
         latent.data_ptr(),
-        value_up.data_ptr(),
-        value_up.stride(0) * 2,
-        gate.data_ptr(),
-        gate.stride(0) * 2,
+        *strided(value_up),
+        *strided(gate),
         out.data_ptr(),
         rows,
         current_stream(latent),

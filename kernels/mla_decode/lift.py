@@ -50,13 +50,7 @@ class LiftConfiguration:
 
 @cute.kernel
 def _lift_gate(
-    mLatent: Int64,
-    mValueUp: Int64,
-    head_stride: Int64,
-    mGate: Int64,
-    gate_stride: Int64,
-    mOut: Int64,
-    rows: Int32,
+    mLatent: Int64, mValueUp: Int64, head_stride: Int64, mGate: Int64, gate_stride: Int64, mOut: Int64, rows: Int32,
     configuration: cutlass.Constexpr,
 ) -> None:
     heads, row_tiles = configuration.heads, configuration.row_tiles
@@ -125,14 +119,8 @@ def compile_lift_gate(configuration: LiftConfiguration) -> Any:
 
     @cute.jit
     def launch(
-        mLatent: Int64,
-        mValueUp: Int64,
-        head_stride: Int64,
-        mGate: Int64,
-        gate_stride: Int64,
-        mOut: Int64,
-        rows: Int32,
-        stream: CUstream,
+        mLatent: Int64, mValueUp: Int64, head_stride: Int64, mGate: Int64, gate_stride: Int64, mOut: Int64,
+        rows: Int32, stream: CUstream,
     ) -> None:
         _lift_gate(mLatent, mValueUp, head_stride, mGate, gate_stride, mOut, rows, configuration).launch(
             grid=[VALUES // OUTPUTS, configuration.heads, 1],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from k3sim.kernels.mla_decode.cost import HEAD_TILE
-from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Unit, Work
+from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Unit, Work, block_work
 from k3sim.model.program import Weight
 
 TOKENS_PER_BLOCK = 64  # one tile of keys: at 8k context 128 blocks run
@@ -69,6 +69,8 @@ def split_kv(
     (AIConfigurator 2026-08, B300 and GB300): what one tile costs, what each further one does, and the merge.
     """
     return _public(rows=rows, heads=heads, context=context, kv_row_bytes=kv_row_bytes, kv_lora_rank=kv_lora_rank)
+
+
 PUBLIC_TILE, PUBLIC_BLOCKS = 128, 144
 # Each tile: scores, maximum, exponents, values and rescaling, ten reductions' time in series, of which all but the
 # last tile's lie beside the stream. Two products, each with two fills; then 512 outputs a head through tensor memory.
@@ -101,13 +103,13 @@ def _public(
         activation_bytes_per_block=splits * 4 * kv_lora_rank,
         num_block_reductions=PUBLIC_MERGE_REDUCTIONS,
     )
-    return Work(
-        num_blocks=rows * splits,
-        threads_per_block=384,
-        smem_bytes_per_block=200 * 1024,
-        bytes_in_flight_per_block=96 * 1024,
-        max_blocks_per_sm=1,
-        passes=(attend, merge) if splits > 1 else (attend,),
+    return block_work(
+        rows * splits,
+        *((attend, merge) if splits > 1 else (attend,)),
+        threads=384,
+        smem_kib=200,
+        in_flight_kib=96,
+        max_per_sm=1,
         sent_bytes_per_peer=sent_bytes_per_peer,
     )
 

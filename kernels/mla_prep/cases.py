@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.bench import num_copies
-from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, generator_on, normal, rows_in_words, within
+from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, rows_in_words
+from k3sim.kernels.harness.inputs import generator_on, normal
+from k3sim.kernels.harness.judges import within
 from k3sim.kernels.mla_prep.cost import BF16_BYTES, fused
 from k3sim.kernels.work import Work
 from k3sim.model.program import Weight
@@ -123,11 +125,8 @@ def _timed(heads: int, rows: int, fp8: bool) -> Callable[[str, int, int], Timed]
 def cases() -> list[Case]:
     return [
         Case(
-            operator="mla_prep",
-            name=f"{heads} heads, {rows_in_words(rows)}, {'fp8' if fp8 else 'bf16'} cache",
-            rows=rows,
-            works=(work_of(heads, rows, fp8=fp8),),
-            num_bytes=8 * heads * (NOPE + EXTRA) * QUERY_LATENT,
+            operator="mla_prep", name=f"{heads} heads, {rows_in_words(rows)}, {'fp8' if fp8 else 'bf16'} cache",
+            rows=rows, works=(work_of(heads, rows, fp8=fp8),), num_bytes=8 * heads * (NOPE + EXTRA) * QUERY_LATENT,
             problem=_problem(heads, rows, fp8),
             timed=_timed(heads, rows, fp8) if (heads, rows, fp8) in TIMED else None,
         )

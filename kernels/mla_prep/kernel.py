@@ -80,15 +80,8 @@ def _inverse_norm(values: list[Float32], width: int) -> Float32:
 
 @cute.jit
 def _write_cache(
-    mLatents: Int64,
-    latents_stride: Int64,
-    mKvNorm: Int64,
-    mSlots: Int64,
-    mCache: Int64,
-    page_bytes: Int64,
-    row: Int32,
-    lane: Int32,
-    configuration: cutlass.Constexpr,
+    mLatents: Int64, latents_stride: Int64, mKvNorm: Int64, mSlots: Int64, mCache: Int64, page_bytes: Int64,
+    row: Int32, lane: Int32, configuration: cutlass.Constexpr,
 ) -> None:
     """One warp: the cache row of one token."""
     row_bytes = ROW if configuration.fp8 else 2 * ROW
@@ -129,17 +122,8 @@ def _pack_e4m3(values: list[Float32]) -> list[Uint32]:
 
 @cute.jit
 def _prepare_head(
-    mLatents: Int64,
-    latents_stride: Int64,
-    mQueryNorm: Int64,
-    mQueryUp: Int64,
-    mKeyUp: Int64,
-    key_up_stride: Int64,
-    mQuery: Int64,
-    head: Int32,
-    rank: Int32,
-    tid: Int32,
-    configuration: cutlass.Constexpr,
+    mLatents: Int64, latents_stride: Int64, mQueryNorm: Int64, mQueryUp: Int64, mKeyUp: Int64, key_up_stride: Int64,
+    mQuery: Int64, head: Int32, rank: Int32, tid: Int32, configuration: cutlass.Constexpr,
 ) -> None:
     """One block of a head's cluster."""
     rows, heads = configuration.rows, configuration.heads
@@ -270,17 +254,8 @@ def _prepare_head(
 
 @cute.kernel
 def _mla_prep(
-    mLatents: Int64,
-    latents_stride: Int64,
-    mQueryNorm: Int64,
-    mKvNorm: Int64,
-    mQueryUp: Int64,
-    mKeyUp: Int64,
-    key_up_stride: Int64,
-    mQuery: Int64,
-    mSlots: Int64,
-    mCache: Int64,
-    page_bytes: Int64,
+    mLatents: Int64, latents_stride: Int64, mQueryNorm: Int64, mKvNorm: Int64, mQueryUp: Int64, mKeyUp: Int64,
+    key_up_stride: Int64, mQuery: Int64, mSlots: Int64, mCache: Int64, page_bytes: Int64,
     configuration: cutlass.Constexpr,
 ) -> None:
     tid, _, _ = cute.arch.thread_idx()
@@ -303,18 +278,8 @@ def compile_mla_prep(configuration: MlaPrepConfiguration) -> Any:
 
     @cute.jit
     def launch(
-        mLatents: Int64,
-        latents_stride: Int64,
-        mQueryNorm: Int64,
-        mKvNorm: Int64,
-        mQueryUp: Int64,
-        mKeyUp: Int64,
-        key_up_stride: Int64,
-        mQuery: Int64,
-        mSlots: Int64,
-        mCache: Int64,
-        page_bytes: Int64,
-        stream: CUstream,
+        mLatents: Int64, latents_stride: Int64, mQueryNorm: Int64, mKvNorm: Int64, mQueryUp: Int64, mKeyUp: Int64,
+        key_up_stride: Int64, mQuery: Int64, mSlots: Int64, mCache: Int64, page_bytes: Int64, stream: CUstream,
     ) -> None:
         _mla_prep(
             mLatents, latents_stride, mQueryNorm, mKvNorm, mQueryUp, mKeyUp, key_up_stride, mQuery, mSlots, mCache,

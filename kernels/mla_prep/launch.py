@@ -10,19 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream
+from k3sim.kernels.mla_decode.launch import EXTRA, HEADS, LATENT, ROW, check_cache
+from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream, strided
 
 if TYPE_CHECKING:
     import torch
 
-HEADS = (6, 12, 24, 48, 96)
 MAX_ROWS = 16
 QUERY_LATENT = 1536
-LATENT = 512
-EXTRA = 64
 NOPE = 128
-ROW = LATENT + EXTRA
-PAGE_TOKENS = 64
 
 
 def mla_prep(
@@ -62,30 +58,18 @@ def mla_prep(
     if key_up.stride(1) != LATENT:
         raise refuse("key_up.stride", key_up.stride(), f"rows of a head {LATENT} values apart")
     check_tensor("slots", slots, dtypes=(torch.int64,), shape=(rows,), like=query, alignment_bytes=8)
-    check_tensor(
-        "cache",
-        cache,
-        dtypes=(torch.float8_e4m3fn, torch.bfloat16),
-        shape=(None, PAGE_TOKENS, ROW),
-        like=query,
-        contiguous=False,
-    )
-    if cache.stride(1) != ROW:
-        raise refuse("cache.stride", cache.stride(), f"rows of a page {ROW} values apart")
+    check_cache(cache, query)
     check_on_gpu("query", query)
     fp8 = cache.dtype == torch.float8_e4m3fn
     compiled_kernel("mla_prep.kernel", "compile_mla_prep", rows=rows, heads=heads, fp8=fp8)(
-        latents.data_ptr(),
-        latents.stride(0) * 2,
+        *strided(latents),
         query_norm.data_ptr(),
         kv_norm.data_ptr(),
         query_up.data_ptr(),
-        key_up.data_ptr(),
-        key_up.stride(0) * 2,
+        *strided(key_up),
         query.data_ptr(),
         slots.data_ptr(),
-        cache.data_ptr(),
-        cache.stride(0) * cache.element_size(),
+        *strided(cache),
         current_stream(query),
     )
     return query

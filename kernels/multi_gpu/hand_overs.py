@@ -13,13 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from k3sim.kernels.harness.cases import Output, Problem, exactly, generator_on, normal, rows_in_words, within
+from k3sim.kernels.harness.cases import Output, Problem, rows_in_words
+from k3sim.kernels.harness.inputs import generator_on, normal
+from k3sim.kernels.harness.judges import exactly, within
 from k3sim.kernels.multi_gpu.symmetric import SharedBlock, landing, sender
 
 if TYPE_CHECKING:
     import torch
 
-    from k3sim.kernels.harness.cases import Judge
+    from k3sim.kernels.harness.judges import Judge
     from k3sim.kernels.harness.tolerance import Verdict
 
 HIDDEN, LATENT, EXPERTS, TOP_K = 7168, 3584, 896, 16

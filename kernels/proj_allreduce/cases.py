@@ -10,21 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from k3sim.kernels.attn_res import public as attn_res_public
+from k3sim.kernels.attn_res.public import consume as public_consume
 from k3sim.kernels.harness.bench import MIN_COPIES, num_copies
-from k3sim.kernels.harness.cases import (
-    Call,
-    Case,
-    Output,
-    Problem,
-    Timed,
-    alike_within,
-    exactly,
-    generator_on,
-    normal,
-    rows_in_words,
-    within,
-)
+from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, rows_in_words
+from k3sim.kernels.harness.inputs import generator_on, normal
+from k3sim.kernels.harness.judges import alike_within, exactly, within
 from k3sim.kernels.latent_tail import cost as latent_tail_cost
 from k3sim.kernels.latent_tail import public as latent_tail_public
 from k3sim.kernels.proj_allreduce.cost import consume_gathered
@@ -293,9 +283,7 @@ def _gathered_cases() -> list[Case]:
                     operator="proj_allreduce",
                     name=f"consume_gathered{'' if snapshots else ' without snapshots'}, slots of {ranks} ranks, "
                     f"{rows_in_words(rows)}",
-                    rows=rows,
-                    works=(consumer,),
-                    num_bytes=16 * rows * (ranks * LATENT + 2 * HIDDEN),
+                    rows=rows, works=(consumer,), num_bytes=16 * rows * (ranks * LATENT + 2 * HIDDEN),
                     problem=_gathered_problem(ranks, rows, snapshots),
                 )
             )
@@ -306,11 +294,8 @@ def _gathered_cases() -> list[Case]:
         found.append(
             Case(
                 operator="proj_allreduce",
-                name=f"send, up and consume_gathered, {ranks} ranks looped back, {rows_in_words(rows)}",
-                rows=rows,
-                works=(*before, consumer),
-                num_bytes=0,
-                timed=_tail_timed(ranks, rows),
+                name=f"send, up and consume_gathered, {ranks} ranks looped back, {rows_in_words(rows)}", rows=rows,
+                works=(*before, consumer), num_bytes=0, timed=_tail_timed(ranks, rows),
             )
         )
     for rows in (1, 16):
@@ -319,12 +304,8 @@ def _gathered_cases() -> list[Case]:
                 operator="proj_allreduce",
                 name=f"embedding_push and consume_gathered without snapshots, operands in L2, {rows_in_words(rows)}",
                 rows=rows,
-                works=(
-                    unfused_cost.embedding((), rows=rows, hidden=HIDDEN),
-                    consume_gathered((), rows=rows, hidden=HIDDEN),
-                ),
-                num_bytes=0,
-                timed=_start_timed(8, rows),
+                works=tuple(cost((), rows=rows, hidden=HIDDEN) for cost in (unfused_cost.embedding, consume_gathered)),
+                num_bytes=0, timed=_start_timed(8, rows),
             )
         )
     return found
@@ -339,10 +320,7 @@ def cases() -> list[Case]:
                 operator="proj_allreduce",
                 name=f"produce and consume, {ranks} slots of this GPU, {HIDDEN}x{depth}, {rows_in_words(rows)}",
                 rows=rows,
-                works=(
-                    produce([weight], rows=rows),
-                    attn_res_public.consume((), rows=rows, hidden=HIDDEN, slots=ranks),
-                ),
+                works=(produce([weight], rows=rows), public_consume((), rows=rows, hidden=HIDDEN, slots=ranks)),
                 num_bytes=3 * ranks * HIDDEN * depth + 4 * ranks * ranks * 16 * HIDDEN,
                 problem=_problem(ranks, depth, rows),
                 timed=_timed(ranks, depth, rows) if (ranks, depth, rows) in TIMED else None,

@@ -251,21 +251,9 @@ def _warp_sum(value: Float32) -> Float32:
 
 @cute.jit
 def _consume_row(
-    mReceived: Int64,
-    mControl: Int64,
-    mResidual: Int64,
-    mLargest: Int64,
-    mDenominator: Int64,
-    mWeighted: Int64,
-    mQueryNorm: Int64,
-    mQuery: Int64,
-    mNormWeight: Int64,
-    mPrefix: Int64,
-    mOut: Int64,
-    tid: Int32,
-    rank: Int32,
-    row: Int32,
-    configuration: cutlass.Constexpr,
+    mReceived: Int64, mControl: Int64, mResidual: Int64, mLargest: Int64, mDenominator: Int64, mWeighted: Int64,
+    mQueryNorm: Int64, mQuery: Int64, mNormWeight: Int64, mPrefix: Int64, mOut: Int64, tid: Int32, rank: Int32,
+    row: Int32, configuration: cutlass.Constexpr,
 ) -> None:
     """One block of a row's cluster."""
     rows, hidden, slots = configuration.rows, configuration.hidden, configuration.slots
@@ -382,17 +370,8 @@ def _consume_row(
 
 @cute.kernel
 def _consume(
-    mReceived: Int64,
-    mControl: Int64,
-    mResidual: Int64,
-    mLargest: Int64,
-    mDenominator: Int64,
-    mWeighted: Int64,
-    mQueryNorm: Int64,
-    mQuery: Int64,
-    mNormWeight: Int64,
-    mPrefix: Int64,
-    mOut: Int64,
+    mReceived: Int64, mControl: Int64, mResidual: Int64, mLargest: Int64, mDenominator: Int64, mWeighted: Int64,
+    mQueryNorm: Int64, mQuery: Int64, mNormWeight: Int64, mPrefix: Int64, mOut: Int64,
     configuration: cutlass.Constexpr,
 ) -> None:
     tid, _, _ = cute.arch.thread_idx()
@@ -422,19 +401,9 @@ def _empty_slots(
 
 @cute.kernel
 def _consume_gathered(
-    mGathered: Int64,
-    mLatentSlots: Int64,
-    mSharedSlots: Int64,
-    mResidual: Int64,
-    mLargest: Int64,
-    mDenominator: Int64,
-    mWeighted: Int64,
-    mQueryNorm: Int64,
-    mQuery: Int64,
-    mNormWeight: Int64,
-    mPrefix: Int64,
-    mOut: Int64,
-    configuration: cutlass.Constexpr,
+    mGathered: Int64, mLatentSlots: Int64, mSharedSlots: Int64, mResidual: Int64, mLargest: Int64,
+    mDenominator: Int64, mWeighted: Int64, mQueryNorm: Int64, mQuery: Int64, mNormWeight: Int64, mPrefix: Int64,
+    mOut: Int64, configuration: cutlass.Constexpr,
 ) -> None:
     tid, _, _ = cute.arch.thread_idx()
     rank, row, _ = cute.arch.block_idx()
@@ -483,18 +452,8 @@ def compile_consume(configuration: ConsumeConfiguration) -> Any:
 
     @cute.jit
     def launch(
-        mReceived: Int64,
-        mControl: Int64,
-        mResidual: Int64,
-        mLargest: Int64,
-        mDenominator: Int64,
-        mWeighted: Int64,
-        mQueryNorm: Int64,
-        mQuery: Int64,
-        mNormWeight: Int64,
-        mPrefix: Int64,
-        mOut: Int64,
-        stream: CUstream,
+        mReceived: Int64, mControl: Int64, mResidual: Int64, mLargest: Int64, mDenominator: Int64, mWeighted: Int64,
+        mQueryNorm: Int64, mQuery: Int64, mNormWeight: Int64, mPrefix: Int64, mOut: Int64, stream: CUstream,
     ) -> None:
         _consume(
             mReceived,
@@ -527,19 +486,9 @@ def compile_consume_gathered(configuration: ConsumeConfiguration) -> Any:
 
     @cute.jit
     def launch(
-        mGathered: Int64,
-        mLatentSlots: Int64,
-        mSharedSlots: Int64,
-        mResidual: Int64,
-        mLargest: Int64,
-        mDenominator: Int64,
-        mWeighted: Int64,
-        mQueryNorm: Int64,
-        mQuery: Int64,
-        mNormWeight: Int64,
-        mPrefix: Int64,
-        mOut: Int64,
-        stream: CUstream,
+        mGathered: Int64, mLatentSlots: Int64, mSharedSlots: Int64, mResidual: Int64, mLargest: Int64,
+        mDenominator: Int64, mWeighted: Int64, mQueryNorm: Int64, mQuery: Int64, mNormWeight: Int64, mPrefix: Int64,
+        mOut: Int64, stream: CUstream,
     ) -> None:
         _consume_gathered(
             mGathered,

@@ -10,18 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.harness.bench import MIN_COPIES, num_copies
-from k3sim.kernels.harness.cases import (
-    Call,
-    Case,
-    Output,
-    Problem,
-    Timed,
-    exactly,
-    generator_on,
-    normal,
-    rows_in_words,
-    within,
-)
+from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, rows_in_words
+from k3sim.kernels.harness.inputs import generator_on, normal
+from k3sim.kernels.harness.judges import exactly, within
 from k3sim.kernels.router_topk.cost import FP32_BYTES, gather_topk
 from k3sim.kernels.router_topk.public import gather_select
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES
@@ -205,12 +196,8 @@ def _front_cases() -> list[Case]:
         selection = gather_topk((), rows=rows, latent=LATENT)
         found.append(
             Case(
-                operator="router_topk",
-                name=f"gather_topk, {ranks} shards, {rows_in_words(rows)}",
-                rows=rows,
-                works=(selection,),
-                num_bytes=40 * rows * (EXPERTS + LATENT),
-                problem=_front_problem(ranks, rows),
+                operator="router_topk", name=f"gather_topk, {ranks} shards, {rows_in_words(rows)}", rows=rows,
+                works=(selection,), num_bytes=40 * rows * (EXPERTS + LATENT), problem=_front_problem(ranks, rows),
             )
         )
         push = ring_push([front], rows=rows, sent_bytes_per_row=num_outputs * FP32_BYTES)
@@ -219,10 +206,7 @@ def _front_cases() -> list[Case]:
                 operator="router_topk",
                 name=f"push of {num_outputs}x{HIDDEN} and gather_topk, {ranks} shards looped back, "
                 f"{rows_in_words(rows)}",
-                rows=rows,
-                works=(push, selection),
-                num_bytes=0,
-                timed=_front_timed(ranks, rows),
+                rows=rows, works=(push, selection), num_bytes=0, timed=_front_timed(ranks, rows),
             )
         )
     return found
@@ -237,10 +221,8 @@ def cases() -> list[Case]:
                     Case(
                         operator="router_topk",
                         name=f"{num_shards} shards, {rows_in_words(rows)}" + ("" if form == "buffer" else f", {form}"),
-                        rows=rows,
-                        works=(gather_select((), rows=rows, experts=EXPERTS, latent=LATENT),),
-                        num_bytes=40 * rows * EXPERTS,
-                        problem=_problem(num_shards, rows, form),
+                        rows=rows, works=(gather_select((), rows=rows, experts=EXPERTS, latent=LATENT),),
+                        num_bytes=40 * rows * EXPERTS, problem=_problem(num_shards, rows, form),
                         timed=_timed(num_shards, rows) if rows in TIMED_ROWS and form == "buffer" else None,
                     )
                 )

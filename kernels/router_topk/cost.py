@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from k3sim.kernels.work import MachineCode, Pass, Work
+from k3sim.kernels.work import MachineCode, Pass, Work, block_work
 from k3sim.model.program import Weight
 
 SELECTION_ROUNDS = 8
@@ -25,13 +25,13 @@ def selection(*, experts: int, latent: int, num_quantise_reductions: int) -> Pas
 
 def select(weights: Sequence[Weight], *, rows: int, experts: int, latent: int) -> Work:
     """Selection from whole logits that this rank computed: nothing is polled and no latent is moved."""
-    return Work(
-        num_blocks=rows,
-        threads_per_block=512,
-        smem_bytes_per_block=16 * 1024,
-        bytes_in_flight_per_block=8 * 1024,
-        max_blocks_per_sm=2,
-        passes=(selection(experts=experts, latent=0, num_quantise_reductions=0),),
+    return block_work(
+        rows,
+        selection(experts=experts, latent=0, num_quantise_reductions=0),
+        threads=512,
+        smem_kib=16,
+        in_flight_kib=8,
+        max_per_sm=2,
     )
 
 

@@ -254,14 +254,7 @@ class GatherTopk:
 
     @cute.jit
     def __call__(
-        self,
-        slots: Int64,
-        slot_bytes: Int64,
-        bias: Int64,
-        ids: Int64,
-        weights: Int64,
-        latent: Int64,
-        rows: Int32,
+        self, slots: Int64, slot_bytes: Int64, bias: Int64, ids: Int64, weights: Int64, latent: Int64, rows: Int32,
         stream: CUstream,
     ) -> None:
         self.device(slots, slot_bytes, bias, ids, weights, latent).launch(

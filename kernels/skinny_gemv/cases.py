@@ -7,18 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.bench import num_copies
-from k3sim.kernels.harness.cases import (
-    Call,
-    Case,
-    Output,
-    Problem,
-    Timed,
-    alike_within,
-    generator_on,
-    normal,
-    rows_in_words,
-    within,
-)
+from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, rows_in_words
+from k3sim.kernels.harness.inputs import generator_on, normal
+from k3sim.kernels.harness.judges import alike_within, within
 from k3sim.kernels.skinny_gemv.builds import GEMV_SHAPES
 from k3sim.kernels.skinny_gemv.configuration import Epilogue
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES
@@ -196,11 +187,8 @@ def cases() -> list[Case]:
         for num_outputs, depth in GEMV_SHAPES:
             found.append(
                 Case(
-                    operator="skinny_gemv",
-                    name=f"{num_outputs}x{depth}, {rows_in_words(rows)}",
-                    rows=rows,
-                    works=(ring([weight_of(num_outputs, depth)], rows=rows),),
-                    num_bytes=6 * num_outputs * depth,
+                    operator="skinny_gemv", name=f"{num_outputs}x{depth}, {rows_in_words(rows)}", rows=rows,
+                    works=(ring([weight_of(num_outputs, depth)], rows=rows),), num_bytes=6 * num_outputs * depth,
                     problem=_problem(num_outputs, depth, rows, Epilogue.NONE),
                     timed=_timed(num_outputs, depth, rows, Epilogue.NONE) if rows in TIMED_ROWS else None,
                 )
@@ -209,11 +197,8 @@ def cases() -> list[Case]:
         for rows in (1, 5):
             found.append(
                 Case(
-                    operator="skinny_gemv",
-                    name=f"1536x7168, {rows_in_words(rows)}, {epilogue.name.lower()}",
-                    rows=rows,
-                    works=(ring([weight_of(1536, 7168)], rows=rows),),
-                    num_bytes=6 * 1536 * 7168,
+                    operator="skinny_gemv", name=f"1536x7168, {rows_in_words(rows)}, {epilogue.name.lower()}",
+                    rows=rows, works=(ring([weight_of(1536, 7168)], rows=rows),), num_bytes=6 * 1536 * 7168,
                     problem=_problem(1536, 7168, rows, epilogue),
                     timed=_timed(1536, 7168, rows, epilogue) if rows == 1 else None,
                 )
@@ -223,11 +208,8 @@ def cases() -> list[Case]:
         found.append(
             Case(
                 operator="skinny_gemv",
-                name=f"7168x768, {rows_in_words(rows)}, pushed to {NUM_PEERS} buffers of this GPU",
-                rows=rows,
-                works=(work,),
-                num_bytes=6 * 7168 * 768,
-                problem=_push_problem(7168, 768, rows),
+                name=f"7168x768, {rows_in_words(rows)}, pushed to {NUM_PEERS} buffers of this GPU", rows=rows,
+                works=(work,), num_bytes=6 * 7168 * 768, problem=_push_problem(7168, 768, rows),
                 timed=_push_timed(7168, 768, rows) if rows == 1 else None,
             )
         )
@@ -239,9 +221,7 @@ def cases() -> list[Case]:
                 Case(
                     operator="skinny_gemv",
                     name=f"{num_outputs}x7168, {rows_in_words(rows)}, fp32 pushed to {num_peers} polled buffers",
-                    rows=rows,
-                    works=(work,),
-                    num_bytes=6 * num_outputs * 7168,
+                    rows=rows, works=(work,), num_bytes=6 * num_outputs * 7168,
                     problem=_polled_push_problem(num_outputs, 7168, rows, num_peers),
                 )
             )

@@ -276,17 +276,8 @@ class SkinnyGemv:
 
     @cute.jit
     def _multiply_fma(
-        self,
-        x: Int64,
-        w: Int64,
-        operand: Int64,
-        first: Int32,
-        num_columns: Int32,
-        rank: Int32,
-        tid: Int32,
-        s_ring: Int32,
-        s_partial: Int32,
-        r_operand: cute.Tensor,
+        self, x: Int64, w: Int64, operand: Int64, first: Int32, num_columns: Int32, rank: Int32, tid: Int32,
+        s_ring: Int32, s_partial: Int32, r_operand: cute.Tensor,
     ) -> None:
         config = self.config
         tiling = config.tiling
@@ -358,17 +349,8 @@ class SkinnyGemv:
 
     @cute.jit
     def _multiply_mma(
-        self,
-        x: Int64,
-        w: Int64,
-        operand: Int64,
-        first: Int32,
-        num_columns: Int32,
-        rank: Int32,
-        tid: Int32,
-        s_ring: Int32,
-        s_partial: Int32,
-        r_operand: cute.Tensor,
+        self, x: Int64, w: Int64, operand: Int64, first: Int32, num_columns: Int32, rank: Int32, tid: Int32,
+        s_ring: Int32, s_partial: Int32, r_operand: cute.Tensor,
     ) -> None:
         config = self.config
         tiling = config.tiling
@@ -462,15 +444,8 @@ class SkinnyGemv:
 
     @cute.jit
     def _finish(
-        self,
-        first: Int32,
-        num_columns: Int32,
-        rank: Int32,
-        tid: Int32,
-        s_ring: Int32,
-        s_partial: Int32,
-        r_operand: cute.Tensor,
-        r_bases: cute.Tensor,
+        self, first: Int32, num_columns: Int32, rank: Int32, tid: Int32, s_ring: Int32, s_partial: Int32,
+        r_operand: cute.Tensor, r_bases: cute.Tensor,
     ) -> None:
         config = self.config
         split, num_sums = config.tiling.split, config.rows * config.max_local_rows
@@ -493,13 +468,7 @@ class SkinnyGemv:
 
     @cute.jit
     def _finish_one(
-        self,
-        first: Int32,
-        num_columns: Int32,
-        index: Int32,
-        s_final: Int32,
-        other: Float32,
-        r_bases: cute.Tensor,
+        self, first: Int32, num_columns: Int32, index: Int32, s_final: Int32, other: Float32, r_bases: cute.Tensor,
     ) -> None:
         """One output: its sum, the epilogue, the store."""
         config = self.config

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from k3sim.kernels.cublas.cost import gemm as cublas_gemm
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES, fma_flops, reads
-from k3sim.kernels.work import Barrier, Pass, Unit, Work
+from k3sim.kernels.work import Barrier, Pass, Unit, Work, block_work
 from k3sim.model.program import Weight
 
 MAX_CUDA_CORE_ROWS = 2  # from three rows on the tensor-core form is level or ahead (TokenSpeed's table, GB300)
@@ -47,13 +47,13 @@ def _tensor_core(weights: Sequence[Weight], rows: int, *, early: bool, sent_byte
         barrier=Barrier.CLUSTER if split > 1 else Barrier.NONE,
         num_barriers=2 if split > 1 else 0,
     )
-    return Work(
-        num_blocks=num_tiles * split,
-        threads_per_block=192,
-        smem_bytes_per_block=100 * 1024,
-        bytes_in_flight_per_block=96 * 1024,
-        max_blocks_per_sm=2,
-        passes=(passes,),
+    return block_work(
+        num_tiles * split,
+        passes,
+        threads=192,
+        smem_kib=100,
+        in_flight_kib=96,
+        max_per_sm=2,
         sent_bytes_per_peer=sent_bytes_per_peer,
     )
 

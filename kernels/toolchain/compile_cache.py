@@ -70,6 +70,11 @@ def current_stream(like: torch.Tensor) -> Any:
     return CUstream(torch.cuda.current_stream(like.device).cuda_stream)
 
 
+def strided(rows: torch.Tensor) -> tuple[int, int]:
+    """Address, and bytes from row to row, as a compiled function takes rows of any stride."""
+    return rows.data_ptr(), rows.stride(0) * rows.element_size()
+
+
 def any_compiled() -> bool:
     """Whether this process holds a compiled kernel."""
     return bool(_compiled)

@@ -10,20 +10,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.harness.bench import MIN_COPIES
-from k3sim.kernels.harness.cases import (
-    Call,
-    Case,
-    MakeProblem,
-    MakeTimed,
-    Output,
-    Problem,
-    Timed,
-    case_of_rows,
-    exactly,
-    generator_on,
-    normal,
-    within,
-)
+from k3sim.kernels.harness.cases import Call, Case, MakeProblem, MakeTimed, Output, Problem, Timed, case_of_rows
+from k3sim.kernels.harness.inputs import generator_on, normal
+from k3sim.kernels.harness.judges import exactly, within
 from k3sim.kernels.kda_decode.cases import D
 from k3sim.kernels.mla_prep.cases import MERGED_WIDTH
 from k3sim.kernels.unfused import cost

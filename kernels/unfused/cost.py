@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from k3sim.kernels.work import MachineCode, Pass, Read, ReadKind, Work
+from k3sim.kernels.work import MachineCode, Pass, Read, ReadKind, Work, block_work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
@@ -27,24 +27,22 @@ def small(
     then: tuple[Pass, ...] = (),
 ) -> Work:
     """Blocks of 256 threads with 16 KB on their way each, eight to an SM: one pass, and ``then`` further ones."""
-    return Work(
-        num_blocks=num_blocks,
-        threads_per_block=256,
-        smem_bytes_per_block=4096,
-        bytes_in_flight_per_block=16 * 1024,
-        max_blocks_per_sm=8,
-        passes=(
-            Pass(
-                num_address_loads=addresses,
-                num_dependent_loads=loads,
-                activation_bytes_per_block=activation_bytes_per_block,
-                reads=reads,
-                written_bytes=written_bytes,
-                flops=flops,
-                num_block_reductions=reductions,
-            ),
-            *then,
+    return block_work(
+        num_blocks,
+        Pass(
+            num_address_loads=addresses,
+            num_dependent_loads=loads,
+            activation_bytes_per_block=activation_bytes_per_block,
+            reads=reads,
+            written_bytes=written_bytes,
+            flops=flops,
+            num_block_reductions=reductions,
         ),
+        *then,
+        threads=256,
+        smem_kib=4,
+        in_flight_kib=16,
+        max_per_sm=8,
         sent_bytes_per_peer=sent_bytes_per_peer,
     )
 
@@ -68,16 +66,15 @@ def all_reduce(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int)
     )
 
 
-def conv_update(
-    weights: Sequence[Weight], *, rows: int, conv_state_bytes: int, conv_weight_bytes: int
-) -> Work:
+def conv_update(weights: Sequence[Weight], *, rows: int, conv_state_bytes: int, conv_weight_bytes: int) -> Work:
     """Causal convolution update with SiLU over q, k and v."""
     reads = (
         Read(region="", num_bytes=rows * conv_state_bytes, kind=ReadKind.KV_STATE),
         Read(region="", num_bytes=conv_weight_bytes),
     )
-    return small(num_blocks=-(-conv_state_bytes // 3072) * rows, addresses=1, reads=reads,
-                  written_bytes=rows * conv_state_bytes)
+    return small(
+        num_blocks=-(-conv_state_bytes // 3072) * rows, addresses=1, reads=reads, written_bytes=rows * conv_state_bytes
+    )
 
 
 def recurrent_update(weights: Sequence[Weight], *, rows: int, heads: int, state_bytes: int) -> Work:

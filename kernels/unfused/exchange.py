@@ -109,12 +109,7 @@ def _embedding(
 
 @cute.kernel
 def _all_reduce(
-    mX: Int64,
-    mPeers: Int64,
-    mReceived: Int64,
-    mControl: Int64,
-    mOut: Int64,
-    rank: Int32,
+    mX: Int64, mPeers: Int64, mReceived: Int64, mControl: Int64, mOut: Int64, rank: Int32,
     configuration: cutlass.Constexpr,
 ) -> None:
     rows, hidden, ranks = configuration.rows, configuration.hidden, configuration.ranks

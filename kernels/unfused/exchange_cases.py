@@ -10,19 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.harness.bench import MIN_COPIES, num_copies
-from k3sim.kernels.harness.cases import (
-    Call,
-    Case,
-    MakeProblem,
-    MakeTimed,
-    Output,
-    Problem,
-    Timed,
-    case_of_rows,
-    exactly,
-    generator_on,
-    normal,
-)
+from k3sim.kernels.harness.cases import Call, Case, MakeProblem, MakeTimed, Output, Problem, Timed, case_of_rows
+from k3sim.kernels.harness.inputs import generator_on, normal
+from k3sim.kernels.harness.judges import exactly
 from k3sim.kernels.unfused import cost
 
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream
+from k3sim.kernels.mla_decode.launch import EXTRA, HEADS, LATENT, ROW, check_cache
+from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream, strided
 
 if TYPE_CHECKING:
     import torch
 
-HEADS = (6, 12, 24, 48, 96)
 HEAD_DIM = 128
 MAX_ROWS = 256
 MAX_EXCHANGED_ROWS = 16
@@ -32,10 +32,6 @@ MAX_HIDDEN = 8192
 MAX_RANKS = 16
 RANK_COUNTS = (1, 2, 4, 8, 16)
 CANDIDATES = 64
-PAGE_TOKENS = 64
-LATENT = 512
-EXTRA = 64
-ROW = LATENT + EXTRA
 ELEMENTWISE_COLUMNS = 8 * 128  # of a block
 
 Norm = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
@@ -66,7 +62,7 @@ def norm(parts: Sequence[Norm], *, pdl: bool = False) -> None:
         check_tensor(f"{name} weight", weight, dtypes=bf16, shape=(width,), like=like)
         check_tensor(f"{name} out", out, dtypes=bf16, shape=(rows, width), like=like, contiguous=False)
         widths.append(int(width))
-        arguments += [x.data_ptr(), x.stride(0) * 2, weight.data_ptr(), out.data_ptr(), out.stride(0) * 2]
+        arguments += [*strided(x), weight.data_ptr(), out.data_ptr(), out.stride(0) * 2]
     check_on_gpu("parts[0] x", like)
     run = compiled_kernel("unfused.rowwise", "compile_norm", widths=tuple(widths), pdl=pdl)
     run(*arguments, *[0] * (10 - len(arguments)), like.shape[0], current_stream(like))
@@ -93,21 +89,7 @@ def situ(gate_up: torch.Tensor, out: torch.Tensor, *, pdl: bool = False) -> torc
 
     rows, width = _check_elementwise(out)
     check_tensor("gate_up", gate_up, dtypes=(torch.bfloat16,), shape=(rows, 2 * width), like=out, contiguous=False)
-    check_on_gpu("out", out)
-    stride = gate_up.stride(0) * 2
-    run = compiled_kernel("unfused.rowwise", "compile_elementwise", kernel="situ", pdl=pdl)
-    run(
-        gate_up.data_ptr(),
-        stride,
-        gate_up.data_ptr() + width * 2,
-        stride,
-        out.data_ptr(),
-        width,
-        -(-width // ELEMENTWISE_COLUMNS),
-        rows,
-        current_stream(out),
-    )
-    return out
+    return _elementwise("situ", gate_up[:, :width], gate_up[:, width:], out, pdl)
 
 
 def gate_multiply(value: torch.Tensor, gate: torch.Tensor, out: torch.Tensor, *, pdl: bool = False) -> torch.Tensor:
@@ -121,19 +103,16 @@ def gate_multiply(value: torch.Tensor, gate: torch.Tensor, out: torch.Tensor, *,
     rows, width = _check_elementwise(out)
     for name, tensor in (("value", value), ("gate", gate)):
         check_tensor(name, tensor, dtypes=(torch.bfloat16,), shape=(rows, width), like=out, contiguous=False)
+    return _elementwise("gate_multiply", value, gate, out, pdl)
+
+
+def _elementwise(kernel: str, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor, pdl: bool) -> torch.Tensor:
+    """Launch it on two operands with rows of any stride. Returns ``out``."""
     check_on_gpu("out", out)
-    run = compiled_kernel("unfused.rowwise", "compile_elementwise", kernel="gate_multiply", pdl=pdl)
-    run(
-        value.data_ptr(),
-        value.stride(0) * 2,
-        gate.data_ptr(),
-        gate.stride(0) * 2,
-        out.data_ptr(),
-        width,
-        -(-width // ELEMENTWISE_COLUMNS),
-        rows,
-        current_stream(out),
-    )
+    rows, width = out.shape
+    blocks = -(-width // ELEMENTWISE_COLUMNS)
+    run = compiled_kernel("unfused.rowwise", "compile_elementwise", kernel=kernel, pdl=pdl)
+    run(*strided(first), *strided(second), out.data_ptr(), width, blocks, rows, current_stream(out))
     return out
 
 
@@ -172,16 +151,7 @@ def query_and_cache(
     ):
         check_tensor(name, tensor, dtypes=bf16, shape=shape, like=query, contiguous=False)
     check_tensor("slots", slots, dtypes=(torch.int64,), shape=(rows,), like=query, alignment_bytes=8)
-    check_tensor(
-        "cache",
-        cache,
-        dtypes=(torch.float8_e4m3fn, torch.bfloat16),
-        shape=(None, PAGE_TOKENS, ROW),
-        like=query,
-        contiguous=False,
-    )
-    if cache.stride(1) != ROW:
-        raise refuse("cache.stride", cache.stride(), f"rows of a page {ROW} values apart")
+    check_cache(cache, query)
     check_on_gpu("query", query)
     run = compiled_kernel(
         "unfused.rowwise", "compile_query_and_cache", heads=heads, fp8=cache.dtype == torch.float8_e4m3fn, pdl=pdl
@@ -193,14 +163,11 @@ def query_and_cache(
         extra.data_ptr(),
         extra.stride(0) * 2,
         extra.stride(1) * 2,
-        latent.data_ptr(),
-        latent.stride(0) * 2,
-        latent_extra.data_ptr(),
-        latent_extra.stride(0) * 2,
+        *strided(latent),
+        *strided(latent_extra),
         slots.data_ptr(),
         query.data_ptr(),
-        cache.data_ptr(),
-        cache.stride(0) * cache.element_size(),
+        *strided(cache),
         rows,
         current_stream(query),
     )
@@ -271,8 +238,7 @@ def advance(num_tokens: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, 
     run = compiled_kernel("unfused.stepping", "compile_advance", pdl=pdl)
     run(
         num_tokens.data_ptr(),
-        pages.data_ptr(),
-        pages.stride(0) * 4,
+        *strided(pages),
         pages.shape[1],
         slots.data_ptr(),
         rows,

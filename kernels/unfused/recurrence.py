@@ -83,14 +83,8 @@ class GatedNormConfiguration:
 
 @cute.kernel
 def _conv_update(
-    mProjected: Int64,
-    projected_stride: Int64,
-    mConvWeight: Int64,
-    mSlots: Int64,
-    mConvState: Int64,
-    slot_stride: Int64,
-    mConvolved: Int64,
-    configuration: cutlass.Constexpr,
+    mProjected: Int64, projected_stride: Int64, mConvWeight: Int64, mSlots: Int64, mConvState: Int64,
+    slot_stride: Int64, mConvolved: Int64, configuration: cutlass.Constexpr,
 ) -> None:
     channels = 3 * configuration.heads * HEAD_DIM
     tid, _, _ = cute.arch.thread_idx()
@@ -135,17 +129,8 @@ def _half(g_address: Int64) -> Float32:
 
 @cute.kernel
 def _recurrent_update(
-    mConvolved: Int64,
-    mLogits: Int64,
-    mProjected: Int64,
-    projected_stride: Int64,
-    mDtBias: Int64,
-    mALog: Int64,
-    mSlots: Int64,
-    mState: Int64,
-    slot_stride: Int64,
-    mReadOut: Int64,
-    configuration: cutlass.Constexpr,
+    mConvolved: Int64, mLogits: Int64, mProjected: Int64, projected_stride: Int64, mDtBias: Int64, mALog: Int64,
+    mSlots: Int64, mState: Int64, slot_stride: Int64, mReadOut: Int64, configuration: cutlass.Constexpr,
 ) -> None:
     heads, vector, lanes, num_rows = (
         configuration.heads,
@@ -266,11 +251,7 @@ def _over_warps(sValues: Int32) -> list[Float32]:
 
 @cute.kernel
 def _gated_norm(
-    mReadOut: Int64,
-    mProjected: Int64,
-    projected_stride: Int64,
-    mNormWeight: Int64,
-    mOut: Int64,
+    mReadOut: Int64, mProjected: Int64, projected_stride: Int64, mNormWeight: Int64, mOut: Int64,
     configuration: cutlass.Constexpr,
 ) -> None:
     width = configuration.heads * HEAD_DIM
@@ -304,15 +285,8 @@ def compile_conv_update(configuration: ConvConfiguration) -> Any:
 
     @cute.jit
     def launch(
-        mProjected: Int64,
-        projected_stride: Int64,
-        mConvWeight: Int64,
-        mSlots: Int64,
-        mConvState: Int64,
-        slot_stride: Int64,
-        mConvolved: Int64,
-        rows: Int32,
-        stream: CUstream,
+        mProjected: Int64, projected_stride: Int64, mConvWeight: Int64, mSlots: Int64, mConvState: Int64,
+        slot_stride: Int64, mConvolved: Int64, rows: Int32, stream: CUstream,
     ) -> None:
         _conv_update(
             mProjected, projected_stride, mConvWeight, mSlots, mConvState, slot_stride, mConvolved, configuration
@@ -333,18 +307,8 @@ def compile_recurrent_update(configuration: RecurrentConfiguration) -> Any:
 
     @cute.jit
     def launch(
-        mConvolved: Int64,
-        mLogits: Int64,
-        mProjected: Int64,
-        projected_stride: Int64,
-        mDtBias: Int64,
-        mALog: Int64,
-        mSlots: Int64,
-        mState: Int64,
-        slot_stride: Int64,
-        mReadOut: Int64,
-        rows: Int32,
-        stream: CUstream,
+        mConvolved: Int64, mLogits: Int64, mProjected: Int64, projected_stride: Int64, mDtBias: Int64, mALog: Int64,
+        mSlots: Int64, mState: Int64, slot_stride: Int64, mReadOut: Int64, rows: Int32, stream: CUstream,
     ) -> None:
         _recurrent_update(
             mConvolved, mLogits, mProjected, projected_stride, mDtBias, mALog, mSlots, mState, slot_stride, mReadOut,
@@ -365,12 +329,7 @@ def compile_gated_norm(configuration: GatedNormConfiguration) -> Any:
 
     @cute.jit
     def launch(
-        mReadOut: Int64,
-        mProjected: Int64,
-        projected_stride: Int64,
-        mNormWeight: Int64,
-        mOut: Int64,
-        rows: Int32,
+        mReadOut: Int64, mProjected: Int64, projected_stride: Int64, mNormWeight: Int64, mOut: Int64, rows: Int32,
         stream: CUstream,
     ) -> None:
         _gated_norm(mReadOut, mProjected, projected_stride, mNormWeight, mOut, configuration).launch(

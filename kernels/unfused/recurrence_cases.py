@@ -6,20 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.bench import num_copies
-from k3sim.kernels.harness.cases import (
-    Call,
-    Case,
-    MakeProblem,
-    MakeTimed,
-    Output,
-    Problem,
-    Timed,
-    case_of_rows,
-    exactly,
-    generator_on,
-    normal,
-    within,
-)
+from k3sim.kernels.harness.cases import Call, Case, MakeProblem, MakeTimed, Output, Problem, Timed, case_of_rows
+from k3sim.kernels.harness.inputs import generator_on, normal
+from k3sim.kernels.harness.judges import exactly, within
 from k3sim.kernels.kda_decode.cases import CONV_WIDTH, D, fla_calls, judge_state
 from k3sim.kernels.kda_decode.cases import inputs as kda_decode_inputs
 from k3sim.kernels.unfused import cost

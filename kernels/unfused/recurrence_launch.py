@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream
-from k3sim.kernels.unfused.launch import HEAD_DIM, HEADS, MAX_ROWS
+from k3sim.kernels.mla_decode.launch import HEADS
+from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream, strided
+from k3sim.kernels.unfused.launch import HEAD_DIM, MAX_ROWS
 
 if TYPE_CHECKING:
     import torch
@@ -65,12 +66,10 @@ def conv_update(
     check_on_gpu("projected", projected)
     run = compiled_kernel("unfused.recurrence", "compile_conv_update", heads=heads, pdl=pdl)
     run(
-        projected.data_ptr(),
-        projected.stride(0) * 2,
+        *strided(projected),
         conv_weight.data_ptr(),
         slots.data_ptr(),
-        conv_state.data_ptr(),
-        conv_state.stride(0) * 2,
+        *strided(conv_state),
         convolved.data_ptr(),
         rows,
         current_stream(projected),
@@ -132,13 +131,11 @@ def recurrent_update(
     run(
         convolved.data_ptr(),
         decay_logits.data_ptr(),
-        projected.data_ptr(),
-        projected.stride(0) * 2,
+        *strided(projected),
         dt_bias.data_ptr(),
         a_log.data_ptr(),
         slots.data_ptr(),
-        state.data_ptr(),
-        state.stride(0) * state.element_size(),
+        *strided(state),
         read_out.data_ptr(),
         rows,
         current_stream(state),
@@ -173,8 +170,7 @@ def gated_norm(
     run = compiled_kernel("unfused.recurrence", "compile_gated_norm", heads=heads, pdl=pdl)
     run(
         read_out.data_ptr(),
-        projected.data_ptr(),
-        projected.stride(0) * 2,
+        *strided(projected),
         norm_weight.data_ptr(),
         out.data_ptr(),
         rows,

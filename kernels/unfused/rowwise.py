@@ -75,12 +75,7 @@ class QueryCacheConfiguration:
 
 @cute.jit
 def _norm_row(
-    mX: Int64,
-    mWeight: Int64,
-    mOut: Int64,
-    sWarps: Int32,
-    tid: Int32,
-    width: cutlass.Constexpr,
+    mX: Int64, mWeight: Int64, mOut: Int64, sWarps: Int32, tid: Int32, width: cutlass.Constexpr,
     threads: cutlass.Constexpr,
 ) -> None:
     num_chunks = width // CHUNK
@@ -107,17 +102,8 @@ def _norm_row(
 
 @cute.kernel
 def _norm(
-    mX: Int64,
-    x_stride: Int64,
-    mWeight: Int64,
-    mOut: Int64,
-    out_stride: Int64,
-    mX2: Int64,
-    x2_stride: Int64,
-    mWeight2: Int64,
-    mOut2: Int64,
-    out2_stride: Int64,
-    configuration: cutlass.Constexpr,
+    mX: Int64, x_stride: Int64, mWeight: Int64, mOut: Int64, out_stride: Int64, mX2: Int64, x2_stride: Int64,
+    mWeight2: Int64, mOut2: Int64, out2_stride: Int64, configuration: cutlass.Constexpr,
 ) -> None:
     widths, threads = configuration.widths, configuration.threads
     tid, _, _ = cute.arch.thread_idx()
@@ -137,12 +123,7 @@ def _situ(gate: Float32, up: Float32) -> Float32:
 
 @cute.kernel
 def _elementwise(
-    mFirst: Int64,
-    first_stride: Int64,
-    mSecond: Int64,
-    second_stride: Int64,
-    mOut: Int64,
-    width: Int32,
+    mFirst: Int64, first_stride: Int64, mSecond: Int64, second_stride: Int64, mOut: Int64, width: Int32,
     configuration: cutlass.Constexpr,
 ) -> None:
     """``situ`` of gate and up, or the first operand times the sigmoid of the second; ``mOut`` contiguous."""
@@ -163,21 +144,9 @@ def _elementwise(
 
 @cute.kernel
 def _query_and_cache(
-    mAbsorbed: Int64,
-    absorbed_row: Int64,
-    absorbed_head: Int64,
-    mExtra: Int64,
-    extra_row: Int64,
-    extra_head: Int64,
-    mLatent: Int64,
-    latent_row: Int64,
-    mLatentExtra: Int64,
-    latent_extra_row: Int64,
-    mSlots: Int64,
-    mQuery: Int64,
-    mCache: Int64,
-    page_bytes: Int64,
-    configuration: cutlass.Constexpr,
+    mAbsorbed: Int64, absorbed_row: Int64, absorbed_head: Int64, mExtra: Int64, extra_row: Int64, extra_head: Int64,
+    mLatent: Int64, latent_row: Int64, mLatentExtra: Int64, latent_extra_row: Int64, mSlots: Int64, mQuery: Int64,
+    mCache: Int64, page_bytes: Int64, configuration: cutlass.Constexpr,
 ) -> None:
     """Blocks of a row: one a head of the query, and one for the cache."""
     heads = configuration.heads
@@ -217,18 +186,8 @@ def compile_norm(configuration: NormConfiguration) -> Any:
 
     @cute.jit
     def launch(
-        mX: Int64,
-        x_stride: Int64,
-        mWeight: Int64,
-        mOut: Int64,
-        out_stride: Int64,
-        mX2: Int64,
-        x2_stride: Int64,
-        mWeight2: Int64,
-        mOut2: Int64,
-        out2_stride: Int64,
-        rows: Int32,
-        stream: CUstream,
+        mX: Int64, x_stride: Int64, mWeight: Int64, mOut: Int64, out_stride: Int64, mX2: Int64, x2_stride: Int64,
+        mWeight2: Int64, mOut2: Int64, out2_stride: Int64, rows: Int32, stream: CUstream,
     ) -> None:
         _norm(
             mX, x_stride, mWeight, mOut, out_stride, mX2, x2_stride, mWeight2, mOut2, out2_stride, configuration
@@ -248,15 +207,8 @@ def compile_elementwise(configuration: ElementwiseConfiguration) -> Any:
 
     @cute.jit
     def launch(
-        mFirst: Int64,
-        first_stride: Int64,
-        mSecond: Int64,
-        second_stride: Int64,
-        mOut: Int64,
-        width: Int32,
-        blocks: Int32,
-        rows: Int32,
-        stream: CUstream,
+        mFirst: Int64, first_stride: Int64, mSecond: Int64, second_stride: Int64, mOut: Int64, width: Int32,
+        blocks: Int32, rows: Int32, stream: CUstream,
     ) -> None:
         _elementwise(mFirst, first_stride, mSecond, second_stride, mOut, width, configuration).launch(
             grid=[blocks, rows, 1], block=[THREADS, 1, 1], stream=stream,
@@ -273,22 +225,9 @@ def compile_query_and_cache(configuration: QueryCacheConfiguration) -> Any:
 
     @cute.jit
     def launch(
-        mAbsorbed: Int64,
-        absorbed_row: Int64,
-        absorbed_head: Int64,
-        mExtra: Int64,
-        extra_row: Int64,
-        extra_head: Int64,
-        mLatent: Int64,
-        latent_row: Int64,
-        mLatentExtra: Int64,
-        latent_extra_row: Int64,
-        mSlots: Int64,
-        mQuery: Int64,
-        mCache: Int64,
-        page_bytes: Int64,
-        rows: Int32,
-        stream: CUstream,
+        mAbsorbed: Int64, absorbed_row: Int64, absorbed_head: Int64, mExtra: Int64, extra_row: Int64,
+        extra_head: Int64, mLatent: Int64, latent_row: Int64, mLatentExtra: Int64, latent_extra_row: Int64,
+        mSlots: Int64, mQuery: Int64, mCache: Int64, page_bytes: Int64, rows: Int32, stream: CUstream,
     ) -> None:
         _query_and_cache(
             mAbsorbed, absorbed_row, absorbed_head, mExtra, extra_row, extra_head, mLatent, latent_row, mLatentExtra,

@@ -120,12 +120,7 @@ def _draw(sBest: Int32, temperature: Float32, top_p: Float32, uniform: Float32, 
 
 @cute.kernel
 def _sample(
-    mValues: Int64,
-    mIds: Int64,
-    mTemperature: Int64,
-    mTopP: Int64,
-    mUniform: Int64,
-    mTokens: Int64,
+    mValues: Int64, mIds: Int64, mTemperature: Int64, mTopP: Int64, mUniform: Int64, mTokens: Int64,
     configuration: cutlass.Constexpr,
 ) -> None:
     ranks, threads = configuration.ranks, configuration.threads
@@ -182,12 +177,7 @@ def _sample(
 
 @cute.kernel
 def _advance(
-    mNumTokens: Int64,
-    mPages: Int64,
-    pages_stride: Int64,
-    num_pages: Int32,
-    mSlots: Int64,
-    rows: Int32,
+    mNumTokens: Int64, mPages: Int64, pages_stride: Int64, num_pages: Int32, mSlots: Int64, rows: Int32,
     configuration: cutlass.Constexpr,
 ) -> None:
     row, _, _ = cute.arch.thread_idx()
@@ -212,13 +202,7 @@ def compile_sample(configuration: SampleConfiguration) -> Any:
 
     @cute.jit
     def launch(
-        mValues: Int64,
-        mIds: Int64,
-        mTemperature: Int64,
-        mTopP: Int64,
-        mUniform: Int64,
-        mTokens: Int64,
-        rows: Int32,
+        mValues: Int64, mIds: Int64, mTemperature: Int64, mTopP: Int64, mUniform: Int64, mTokens: Int64, rows: Int32,
         stream: CUstream,
     ) -> None:
         _sample(mValues, mIds, mTemperature, mTopP, mUniform, mTokens, configuration).launch(
@@ -234,12 +218,7 @@ def compile_advance(configuration: AdvanceConfiguration) -> Any:
 
     @cute.jit
     def launch(
-        mNumTokens: Int64,
-        mPages: Int64,
-        pages_stride: Int64,
-        num_pages: Int32,
-        mSlots: Int64,
-        rows: Int32,
+        mNumTokens: Int64, mPages: Int64, pages_stride: Int64, num_pages: Int32, mSlots: Int64, rows: Int32,
         stream: CUstream,
     ) -> None:
         _advance(mNumTokens, mPages, pages_stride, num_pages, mSlots, rows, configuration).launch(

@@ -10,8 +10,9 @@ torch = pytest.importorskip("torch")
 
 from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.harness import check as checking  # noqa: E402
-from k3sim.kernels.harness.cases import OPERATORS, Case, Output, Problem, exactly, within  # noqa: E402
+from k3sim.kernels.harness.cases import OPERATORS, Case, Output, Problem  # noqa: E402
 from k3sim.kernels.harness.check import Checked, check, check_cases  # noqa: E402
+from k3sim.kernels.harness.judges import exactly, within  # noqa: E402
 
 
 def case(launch, name="case", in_place=False) -> Case:  # type: ignore[no-untyped-def]

@@ -204,25 +204,15 @@ def test_slots_beyond_2_to_the_31_bytes(cluster):
 @pytest.mark.gpu
 @pytest.mark.parametrize("pdl", [False, True])
 @pytest.mark.parametrize("cluster", [0, 8])
-def test_a_thousand_replays_of_a_graph_give_the_same_result(cluster, pdl):
+def test_a_thousand_replays_end_alike(cluster, pdl, chain_ends):
     """Two chains of 1,000 steps from the same state, each a replayed graph, end bit-equal."""
     heads = 12
     arguments = inputs(rows=4, heads=heads, num_slots=6, device="cuda")
     start = {name: arguments[name].clone() for name in ("state", "conv_state")}
     out = torch.empty(4, heads * D, dtype=torch.bfloat16, device="cuda")
-    launch.kda_decode(**arguments, out=out, heads=heads, cluster=cluster, pdl=pdl)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def step():
         launch.kda_decode(**arguments, out=out, heads=heads, cluster=cluster, pdl=pdl)
-    ends = []
-    for _ in range(2):
-        for name, tensor in start.items():
-            arguments[name].copy_(tensor)
-        for _ in range(1000):
-            graph.replay()
-        torch.cuda.synchronize()
-        ends.append((out.clone(), arguments["state"].clone(), arguments["conv_state"].clone()))
-    for first, second in zip(*ends, strict=True):
-        assert torch.equal(first, second)
+
+    ends = chain_ends(step, start, arguments, (out, arguments["state"], arguments["conv_state"]))
     assert ends[0][0].isfinite().all()

@@ -127,6 +127,16 @@ def _run(query, cache, pages, lengths, **options):  # type: ignore[no-untyped-de
     return out, log_sum, workspace
 
 
+def _check_run(case, dtype, **options) -> None:  # type: ignore[no-untyped-def]
+    out, log_sum, workspace = _run(*case, **options)
+    expected = reference.mla_decode(*case)
+    assert (verdict := compare(out, expected.output_BHV, "attention_fp8" if dtype == E4M3 else "attention_bf16")), (
+        verdict
+    )
+    assert (verdict := compare(log_sum, expected.log_sum_exp_BH, "log_sum_exp")), verdict
+    assert not workspace.counters.any()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [E4M3, torch.bfloat16])
 @pytest.mark.parametrize(
@@ -139,13 +149,7 @@ def _run(query, cache, pages, lengths, **options):  # type: ignore[no-untyped-de
 @pytest.mark.parametrize("settled_cache", [False, True])
 def test_kernel_against_reference(heads, lengths, dtype, settled_cache) -> None:  # type: ignore[no-untyped-def]
     case = _case(heads, lengths, dtype, device="cuda", pages_in_cache=2200)
-    out, log_sum, workspace = _run(*case, settled_cache=settled_cache)
-    expected = reference.mla_decode(*case)
-    assert (verdict := compare(out, expected.output_BHV, "attention_fp8" if dtype == E4M3 else "attention_bf16")), (
-        verdict
-    )
-    assert (verdict := compare(log_sum, expected.log_sum_exp_BH, "log_sum_exp")), verdict
-    assert not workspace.counters.any()
+    _check_run(case, dtype, settled_cache=settled_cache)
 
 
 @pytest.mark.gpu
@@ -154,13 +158,7 @@ def test_many_tiles_a_block_and_maxima_that_grow(dtype) -> None:  # type: ignore
     """256 tiles a block, so page numbers are fetched several times; scores wide enough that sums are rescaled."""
     query, *rest = _case(12, [131067, 100], dtype, device="cuda", pages_in_cache=2200)
     case = (query * 6, *rest)
-    out, log_sum, workspace = _run(*case, clusters=1)
-    expected = reference.mla_decode(*case)
-    assert (verdict := compare(out, expected.output_BHV, "attention_fp8" if dtype == E4M3 else "attention_bf16")), (
-        verdict
-    )
-    assert (verdict := compare(log_sum, expected.log_sum_exp_BH, "log_sum_exp")), verdict
-    assert not workspace.counters.any()
+    _check_run(case, dtype, clusters=1)
 
 
 @pytest.mark.gpu

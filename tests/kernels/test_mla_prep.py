@@ -65,14 +65,11 @@ def test_what_cannot_be_honoured_is_named(change, named) -> None:  # type: ignor
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [E4M3, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "heads"), [(1, 6), (1, 12), (3, 12), (8, 24), (16, 6), (2, 96)])
-def test_kernel_against_reference(rows, heads, dtype) -> None:  # type: ignore[no-untyped-def]
+def test_kernel_against_reference(rows, heads, dtype, far_slots) -> None:  # type: ignore[no-untyped-def]
     case = _case(rows, heads, "cuda")
     num_pages = 60000  # the last page begins beyond 2^31 bytes
     cache = torch.zeros(num_pages, 64, 576, dtype=dtype, device="cuda")
-    slots = torch.arange(rows, device="cuda") * 6400 + 17
-    slots[0] = num_pages * 64 - 1
-    if rows > 1:
-        slots[1] = -1
+    slots = far_slots(rows, num_pages)
     query = torch.full((rows, heads, 576), math.nan, dtype=torch.bfloat16, device="cuda")
     launch.mla_prep(*case, slots, query, cache)
     expected = reference.mla_prep(case[0][:, :2112], *case[1:], carry=torch.bfloat16)

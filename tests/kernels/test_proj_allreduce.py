@@ -94,6 +94,12 @@ class _Ranks:
         launch.produce(self.x[rank], self.weight[rank], self.peers, self.buffers[rank], rank=rank)
         launch.consume(self.buffers[rank], *self.operands, self.prefix[rank], self.out[rank], release_next=False)
 
+    def step_and_check(self) -> None:
+        for rank, stream in enumerate(self.streams):
+            with torch.cuda.stream(stream):
+                self.step(rank)
+        self.check()
+
     def check(self) -> None:
         torch.cuda.synchronize()
         for rank in range(1, self.ranks):  # as bits: also the sign of zero
@@ -117,10 +123,7 @@ def test_simulated_ranks_over_many_calls(ranks, depth) -> None:  # type: ignore[
         [(1, True, True), (2, True, True), (1, False, True), (16, True, True), (1, True, False), (9, True, True)] * 2
     ):
         together.prepare(rows, seed, residual=residual, snapshots=snapshots)
-        for rank in range(ranks):
-            with torch.cuda.stream(together.streams[rank]):
-                together.step(rank)
-        together.check()
+        together.step_and_check()
 
 
 @pytest.mark.gpu
@@ -129,10 +132,7 @@ def test_a_thousand_replays_give_the_same_bits(ranks) -> None:  # type: ignore[n
     together = _Ranks(ranks, 768)
     together.prepare(2, 0)
     graphs = []
-    for rank in range(ranks):
-        with torch.cuda.stream(together.streams[rank]):
-            together.step(rank)
-    together.check()
+    together.step_and_check()
     prefix, out = together.prefix.clone(), together.out.clone()
     for rank in range(ranks):
         graph = torch.cuda.CUDAGraph()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
-import os
 import random
-import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -40,13 +37,8 @@ compile_gather(GatherConfiguration(num_shards=32, early=True, release_next=True)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_it_builds_without_a_gpu(architecture: str) -> None:
-    if importlib.util.find_spec("cutlass") is None:
-        pytest.skip("nvidia-cutlass-dsl is not installed")
-    environment = {**os.environ, "CUTE_DSL_ARCH": architecture}
-    command = [sys.executable, "-c", _BUILD]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_it_builds_without_a_gpu(architecture: str, compiles: Callable[[str, str], None]) -> None:
+    compiles(_BUILD, architecture)
 
 
 def by_sorting(logits: list[float], bias: list[float]) -> list[int]:

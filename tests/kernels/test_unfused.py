@@ -391,6 +391,12 @@ class Ranks:
             self.x[rank], self.out[rank], self.peers, self.buffers[rank], rank=rank, release_next=False
         )
 
+    def step_and_check(self) -> None:
+        for rank, stream in enumerate(self.streams):
+            with torch.cuda.stream(stream):
+                self.step(rank)
+        self.check()
+
     def check(self) -> None:
         torch.cuda.synchronize()
         for rank in range(self.ranks):  # as bits: also the sign of zero
@@ -403,10 +409,7 @@ def test_all_reduce_over_calls_of_changing_rows(ranks) -> None:  # type: ignore[
     together = Ranks(ranks)
     for seed, rows in enumerate([1, 16, 2, 1, 9, 1, 1, 16]):
         together.prepare(rows, seed)
-        for rank in range(ranks):
-            with torch.cuda.stream(together.streams[rank]):
-                together.step(rank)
-        together.check()
+        together.step_and_check()
 
 
 @pytest.mark.gpu
@@ -414,10 +417,7 @@ def test_all_reduce_over_calls_of_changing_rows(ranks) -> None:  # type: ignore[
 def test_a_thousand_replays_of_all_reduce_give_the_same_bits(ranks) -> None:  # type: ignore[no-untyped-def]
     together = Ranks(ranks)
     together.prepare(3, 0)
-    for rank in range(ranks):
-        with torch.cuda.stream(together.streams[rank]):
-            together.step(rank)
-    together.check()
+    together.step_and_check()
     graphs = []
     for rank in range(ranks):
         graph = torch.cuda.CUDAGraph()
@@ -565,7 +565,7 @@ def test_situ_and_gate_kernels(rows, width, pdl) -> None:  # type: ignore[no-unt
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [E4M3, BF16])
 @pytest.mark.parametrize(("rows", "heads", "pdl"), [(1, 6, False), (3, 12, True), (16, 6, True)])
-def test_query_and_cache_kernel(rows, heads, pdl, dtype) -> None:  # type: ignore[no-untyped-def]
+def test_query_and_cache_kernel(rows, heads, pdl, dtype, far_slots) -> None:  # type: ignore[no-untyped-def]
     absorbed = normal(heads, rows, 512, device="cuda").bfloat16().transpose(0, 1)  # as a batched product leaves it
     extra = normal(rows, heads * 192, seed=1, device="cuda").bfloat16().view(rows, heads, 192)[..., 128:]
     latents = normal(rows, 3648, seed=2, device="cuda").bfloat16()
@@ -573,10 +573,7 @@ def test_query_and_cache_kernel(rows, heads, pdl, dtype) -> None:  # type: ignor
     latent, latent_extra = latents[:, 1536:2048], latents[:, 2048:2112]
     num_pages = 60000  # the last page begins beyond 2^31 bytes
     cache = torch.zeros(num_pages, 64, 576, dtype=dtype, device="cuda")
-    slots = torch.arange(rows, device="cuda") * 6400 + 17
-    slots[0] = num_pages * 64 - 1
-    if rows > 1:
-        slots[1] = -1
+    slots = far_slots(rows, num_pages)
     query = poisoned(rows, heads, 576)
     launch.query_and_cache(absorbed, extra, latent, latent_extra, slots, query, cache, pdl=pdl)
     few = torch.zeros(rows, 64, 576, dtype=dtype, device="cuda")
