@@ -45,11 +45,11 @@ def loopback_fabric(machine: Machine) -> Machine:
 
 
 def emulated_ranks(machine: Machine, num_gpus: int, num_ranks: int) -> Machine:
-    """``machine`` whose ``num_gpus`` GPUs stand for ``num_ranks`` ranks, each for equally many (kernels/multi_gpu/symmetric.py).
+    """``machine`` whose ``num_gpus`` GPUs stand for ``num_ranks`` ranks (kernels/multi_gpu/symmetric.py).
 
-    A GPU sends to every rank as before, but only (W - 1) T / W of its T pushes enter the link, where T - 1 would: a
-    port is so much faster. What lands in its own memory is seen before what crosses, so an exchange takes as long as
-    the link. W GPUs, not T, are late by chance. Stores are unicast.
+    Each stands for equally many. A GPU sends to every rank as before, but only (W - 1) T / W of its T pushes enter the
+    link, where T - 1 would: a port is so much faster. What lands in its own memory is seen before what crosses, so an
+    exchange takes as long as the link. W GPUs, not T, are late by chance. Stores are unicast.
     """
     assert 1 < num_gpus <= num_ranks and num_ranks % num_gpus == 0, (num_gpus, num_ranks)
     faster = (num_ranks - 1) / (num_ranks - num_ranks // num_gpus)

@@ -1,9 +1,15 @@
 """NVLink between the ranks: ports, the switch, and exchanges that every rank feeds and polls.
 
-A push leaves its rank's egress port once for each peer (once in all with a multicast address), crosses the
-switch, enters every peer's ingress port and is visible there ``nvlink_one_way`` later. An exchange is complete
-when the data of all its ranks is visible. A pull is a barrier (a flag after a system fence) and then a load that
-returns over the switch, summed there where the machine can.
+| Step | Time |
+| --- | --- |
+| a push leaves | bytes x copies over ``nvlink_egress``: one copy a peer, one in all with multicast |
+| it enters a peer | with those of all peers over ``nvlink_ingress`` (``bandwidth.py``: ports are shared evenly) |
+| it is visible | ``nvlink_one_way`` after its last byte left; a fenced one ``system_fence`` later |
+| a poller has seen it | ``nvlink_visibility`` later, and ``slot_visibility`` for each slot beyond the first |
+| a pull | a fenced flag of 128 bytes, then a load: there and back, and bytes over the ingress port |
+
+An exchange is complete when the data of all its ranks is visible. A load's bytes are summed by the switch where the
+machine can, and else every peer's part enters the port.
 
 When ranks are identical one is simulated: it stands for all, so its own port carries what the peers send.
 """
@@ -16,9 +22,11 @@ from dataclasses import dataclass, field
 import simpy
 
 from k3sim.sim.components.bandwidth import SharedBandwidth
-from k3sim.sim.components.memory import bytes_per_us, picoseconds
 from k3sim.sim.machine import Machine
 from k3sim.sim.timeline.timeline import Counter
+from k3sim.sim.units import bytes_per_us, picoseconds
+
+FLAG_BYTES = 128  # one line to each peer
 
 
 @dataclass(eq=False)
@@ -39,6 +47,8 @@ class Fabric:
         self._multicast = bool(machine.nvlink_multicast)
         self._one_way_ps = picoseconds(machine.nvlink_one_way_s)
         self._fence_ps = picoseconds(machine.system_fence_s)
+        self._visibility_ps = picoseconds(machine.nvlink_visibility_s)
+        self._slot_ps = picoseconds(machine.slot_visibility_s)
         self._in_switch_reduction = bool(machine.nvlink_in_switch_reduction)
         self._egress = bytes_per_us(machine.nvlink_egress_bytes_per_s)
         self._ingress = bytes_per_us(machine.nvlink_ingress_bytes_per_s)
@@ -59,6 +69,10 @@ class Fabric:
     def sent_bytes(self, bytes_per_peer: int, group_size: int) -> int:
         """Bytes that leave the port."""
         return bytes_per_peer * (1 if self._multicast else group_size - 1)
+
+    def visibility_ps(self, num_slots: int) -> int:
+        """From when all data of an exchange is visible until a poller of ``num_slots`` slots has seen it."""
+        return self._visibility_ps + (num_slots - 1) * self._slot_ps
 
     def push(self, rank: int, exchange: Exchange, bytes_per_peer: int, *, fenced: bool = False) -> simpy.Event:
         """Send to every peer of the group; the event fires when the last store has left."""

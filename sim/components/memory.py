@@ -1,45 +1,40 @@
 """HBM and L2 of one GPU: what a read costs depends on where its bytes are.
 
-A stream's rate alone is capped by its bytes in flight. Streams that together ask for more than HBM gives queue, and a
-queue serves whoever has more in it: each gets a share in proportion to its bytes in flight (H200, calibrate/probes
-``shared_hbm``: two streams with 2, 4 and 8 times the other's bytes in flight take 1.9, 3.5 and 6.7 times its rate), and
-what a cap leaves goes to the others. All bytes, from HBM or from L2, cross the L2 read port. Bytes that are written
-cost more than those read, by what HBM loses when it turns around (``hbm_copy_bytes_per_s``).
+| Constraint | At most |
+| --- | --- |
+| a stream, by its bytes in flight | ``Machine.hbm_rate_for``: a measured curve, not bytes over idle latency |
+| a stream, by its SMs | SMs x ``hbm_bytes_per_s_per_sm``; L2 hits: SMs x ``l2_bytes_per_s_per_sm`` |
+| a stream on part of the SMs | ``hbm_read_bytes_per_s`` x ``Machine.partial_grid_efficiency`` |
+| all streams from HBM | ``hbm_read_bytes_per_s``, shared by bytes in flight (``bandwidth.py``) |
+| all bytes, from HBM or from L2 | ``l2_read_bytes_per_s`` |
 
-L2 holds regions and replaces the least recently used lines. Measured on H200 (calibrate/probes, 2026-11): of a
-region, what survives other traffic falls linearly, ``(capacity - traffic) / region``, with a capacity of 39 of the
-60 MB; random replacement would keep ``exp(-traffic / capacity)``, 66 % in a case where 98 % stayed. The 43 % that
-survived 60 MB on GB200 (k3opt design plan, 2026-09) fit the same rule.
+Streams that together ask for more than HBM gives queue, and a queue serves whoever has more in it: each gets a share in
+proportion to its bytes in flight (H200, calibrate/probes ``shared_hbm``: two streams with 2, 4 and 8 times the other's
+bytes in flight take 1.9, 3.5 and 6.7 times its rate), and what a cap leaves goes to the others. A written byte costs
+``2 hbm_read / hbm_copy - 1`` read ones, by what HBM loses when it turns around.
 
-A dependent load waits behind the traffic of HBM only near its ceiling (``l2_queueing_utilisation``): on H200 an L2 hit
-takes 0.20 us beside a stream at 93 % of it, 0.52 at 100 %. Beyond, what has been asked for queues, and every L2 hit of
-others waits for a share of the queue (``l2_hit_queueing_fraction`` of the time by which it is longer than ``hbm_queue_threshold_s``). A
-ring that is filled early is such a queue.
+A dependent load takes ``l2_far_latency_s``: a block resumes when its slowest line is there. It waits behind the traffic
+of HBM only near its ceiling (``l2_queueing_utilisation``): on H200 an L2 hit takes 0.20 us beside a stream at 93 % of
+it, 0.52 at 100 %. Beyond, what has been asked for queues, and every L2 hit of others waits ``l2_hit_queueing_fraction x
+(queue / hbm_read - hbm_queue_threshold_s)``. A ring that is filled early is such a queue.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
 import simpy
 
+from k3sim.kernels.work import Work
 from k3sim.sim.components.bandwidth import SharedBandwidth
+from k3sim.sim.components.l2 import SPENT, L2Residency
 from k3sim.sim.machine import Machine
 from k3sim.sim.timeline.timeline import Counter
+from k3sim.sim.units import bytes_per_us, picoseconds
 
 HBM, L2 = "hbm", "l2"
-SPENT = ""  # lines in L2 whose data no later read wants
-
-
-def bytes_per_us(bytes_per_s: float) -> int:
-    return max(1, round(bytes_per_s / 1e6))
-
-
-def picoseconds(seconds: float) -> int:
-    return round(seconds * 1e12)
 
 
 @dataclass(frozen=True)
@@ -51,55 +46,16 @@ class StreamLimit:
     queue_bytes: int = 0  # that it asks for at once
     share: int = 1  # its bytes in flight: its part of HBM and of L2's port where they are full
 
-
-class L2Residency:
-    """Bytes of each region in L2, the least recently used first. ``SPENT`` lines keep their room until replaced."""
-
-    def __init__(self, capacity_bytes: int) -> None:
-        self.capacity_bytes = capacity_bytes
-        self._lines: deque[list[Any]] = deque()  # [region, bytes], oldest first
-        self._resident: dict[str, int] = {}
-        self.used_bytes = 0
-
-    def resident(self, region: str) -> int:
-        return 0 if region == SPENT else self._resident.get(region, 0)
-
-    def insert(self, region: str, num_bytes: int) -> None:
-        """Bring ``num_bytes`` of a region in as the most recent lines, in place of the oldest."""
-        num_bytes = min(num_bytes, self.capacity_bytes)
-        if num_bytes <= 0:
-            return
-        overflow = self.used_bytes + num_bytes - self.capacity_bytes
-        while overflow > 0:
-            oldest = self._lines[0]
-            gone = min(overflow, oldest[1])
-            self._take(oldest, gone)
-            if not oldest[1]:
-                self._lines.popleft()
-            overflow -= gone
-        if self._lines and self._lines[-1][0] == region:
-            self._lines[-1][1] += num_bytes
-        else:
-            self._lines.append([region, num_bytes])
-        self._resident[region] = self._resident.get(region, 0) + num_bytes
-        self.used_bytes += num_bytes
-
-    def touch(self, region: str, num_bytes: int, *, spent: bool) -> None:
-        """Lines that were hit become the most recent; ``spent`` ones will not be asked for again."""
-        left = min(num_bytes, self.resident(region))
-        moved = left
-        for line in self._lines:
-            if left and line[0] == region:
-                taken = min(left, line[1])
-                self._take(line, taken)
-                left -= taken
-        self._lines = deque(line for line in self._lines if line[1])
-        self.insert(SPENT if spent else region, moved)
-
-    def _take(self, line: list[Any], num_bytes: int) -> None:
-        line[1] -= num_bytes
-        self._resident[line[0]] -= num_bytes
-        self.used_bytes -= num_bytes
+    def at_pace(self, pace: float) -> StreamLimit:
+        """The limit of a kernel whose rank is slower by the factor ``pace``."""
+        if pace == 1.0:
+            return self
+        return StreamLimit(
+            max(1, round(self.hbm_bytes_per_us / pace)),
+            max(1, round(self.l2_bytes_per_us / pace)),
+            self.queue_bytes,
+            self.share,
+        )
 
 
 class Memory:
@@ -118,10 +74,10 @@ class Memory:
         self.l2 = L2Residency(int(machine.l2_effective_bytes))
         self.asked_bytes = 0  # of rings whose first bytes are still under way
         self._claimed: dict[str, int] = {}  # bytes of a region that kernels have asked for: no prefetch repeats them
-        # A block goes on when its slowest line is there, and that lies in the far partition.
+        # A block resumes when its slowest line is there, and that lies in the far partition.
         self._idle_latency_ps = picoseconds(machine.l2_far_latency_s)
         self._loaded_latency_ps = picoseconds(machine.l2_loaded_latency_s)
-        self._free_queue_ps = picoseconds(machine.hbm_queue_threshold_s)
+        self._queue_threshold_ps = picoseconds(machine.hbm_queue_threshold_s)
         # What a written byte takes of HBM, in read ones: a copy is one of each.
         self._write_cost = 2 * machine.hbm_read_bytes_per_s / machine.hbm_copy_bytes_per_s - 1
 
@@ -166,7 +122,7 @@ class Memory:
         if not queued_bytes:
             return 0
         queue_ps = queued_bytes * 1_000_000 // bytes_per_us(self._machine.hbm_read_bytes_per_s)
-        return round(self._machine.l2_hit_queueing_fraction * max(0, queue_ps - self._free_queue_ps))
+        return round(self._machine.l2_hit_queueing_fraction * max(0, queue_ps - self._queue_threshold_ps))
 
     def split(self, region: str, num_bytes: int) -> tuple[int, int]:
         """Of the next ``num_bytes`` of a region: bytes from HBM and bytes from L2."""
@@ -202,6 +158,14 @@ class Memory:
         """Write back state or cache rows."""
         cost = round(num_bytes * self._write_cost)
         return self._ports.transfer(cost, {HBM: 1, L2: 1}, limit.hbm_bytes_per_us, share=limit.share)
+
+    def prefetch_all(self, work: Work) -> Generator[simpy.Event, Any, int]:
+        """Bring what a prefetch kernel reads into L2, a region after the other; returns bytes that came from HBM."""
+        limit, from_hbm = self.prefetch_limit(work.num_blocks, work.bytes_in_flight_per_block), 0
+        for one in work.passes:
+            for read in one.reads:
+                from_hbm += yield self.prefetch(read.region, read.num_bytes, limit)
+        return from_hbm
 
     def prefetch(self, region: str, num_bytes: int, limit: StreamLimit) -> simpy.events.Process:
         """Bring a region into L2 in the background until done or until a kernel reads it itself.

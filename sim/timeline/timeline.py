@@ -80,6 +80,25 @@ class KernelRun:
     def duration_ps(self) -> int:
         return self.end_ps - self.start_ps
 
+    def add_span(
+        self, phase: Phase, end_ps: int, cause: int = -1, cause_ps: int = -1,
+        arrival_ps: int = -1, complete_ps: int = -1,
+    ) -> None:  # fmt: skip
+        """Append a span from where the last one ended, or from the start, to ``end_ps``; none when that is empty."""
+        start_ps = self.spanned_ps
+        if end_ps > start_ps:
+            self.spans.append(Span(phase, start_ps, end_ps, cause, cause_ps, arrival_ps, complete_ps))
+
+    def count_bytes(self, hbm_bytes: int, l2_bytes: int) -> None:
+        """Add bytes that came from HBM and from L2."""
+        self.hbm_bytes += hbm_bytes
+        self.l2_bytes += l2_bytes
+
+    @property
+    def spanned_ps(self) -> int:
+        """Where the last span ended, or the start."""
+        return self.spans[-1].end_ps if self.spans else self.start_ps
+
 
 @dataclass(frozen=True)
 class Counter:
