@@ -6,13 +6,13 @@ import simpy
 
 from k3sim.sim.components.activations import ActivationLoads
 from k3sim.sim.components.barriers import Barriers
-from k3sim.sim.components.exchange import Peers
 from k3sim.sim.components.fabric import Fabric
 from k3sim.sim.components.instruction_cache import InstructionCache
 from k3sim.sim.components.launch_queue import LaunchQueue
 from k3sim.sim.components.load_pipeline import LoadPipeline
 from k3sim.sim.components.memory import Memory
 from k3sim.sim.components.occupancy import Occupancy
+from k3sim.sim.components.peers import Peers
 from k3sim.sim.components.skew import Lateness
 from k3sim.sim.components.sm_timing import SmTiming
 from k3sim.sim.machine import Machine

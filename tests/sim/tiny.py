@@ -15,6 +15,9 @@ from k3sim.kernels.work import Pass, Read, ReadKind, Work
 from k3sim.model.paths import find_path
 from k3sim.model.program import Call, Program
 from k3sim.sim import engine
+from k3sim.sim.components import instruction_cache
+from k3sim.sim.components.instruction_cache import MachineCode
+from k3sim.sim.components.l2 import L2Residency
 from k3sim.sim.machine import Machine
 from k3sim.sim.profile import load_machine
 from k3sim.sim.timeline.timeline import KernelRun, Timeline
@@ -128,6 +131,11 @@ def call(index: int, operator: str, **columns: Any) -> Call:
     return Call(**{**row, **columns}, index=index, operator=operator)
 
 
+# One kernel pushes 100 bytes to every peer, the next one waits for what peers pushed.
+PUSH = {"a": work(Pass(reads=(reads(1000),)), sent_bytes_per_peer=100), "b": work(Pass(num_dependent_loads=1))}
+PUSH_CALLS = [call(0, "a", trigger="start", sends="x"), call(1, "b", launch="pdl", receives=(0,))]
+
+
 def simulate(
     monkeypatch: pytest.MonkeyPatch,
     works: Mapping[str, Work],
@@ -135,13 +143,14 @@ def simulate(
     machine: Machine = TINY,
     *,
     num_ranks: int = 2,
-    code_bytes: Mapping[str, int] | None = None,
+    codes: Mapping[str, MachineCode] | None = None,
     **how: Any,
 ) -> Timeline:
-    """Run ``calls`` whose operators are the keys of ``works``, and of ``code_bytes`` where their code counts."""
+    """Run ``calls`` whose operators are the keys of ``works``, and of ``codes`` where their machine code counts."""
     monkeypatch.setattr(engine, "work_of", lambda operator, weights, shape: works[operator])
-    monkeypatch.setattr(engine, "CODE_BYTES", code_bytes or {})
-    path = find_path("stock", kernel_set="own" if code_bytes else "public")
+    if codes is not None:
+        monkeypatch.setattr(instruction_cache, "code_of", lambda operator: codes[operator])
+    path = find_path("stock", kernel_set="public" if codes is None else "own")
     program = Program(path=path, num_ranks=num_ranks, layers=(0,), calls=tuple(calls))
     return engine.simulate(program, machine, **how)
 
@@ -153,3 +162,17 @@ def spans(run: KernelRun) -> Spans:
 def kernel(timeline: Timeline, stage: str, rank: int = 0) -> KernelRun:
     (one,) = (run for run in timeline.of_rank(rank) if run.stage == stage)
     return one
+
+
+def counter_bytes(timeline: Timeline, resource: str, rank: int = 0) -> float:
+    """Bytes that a resource moved in the step."""
+    (one,) = (one for one in timeline.counters if (one.rank, one.resource) == (rank, resource))
+    return one.bytes_until(timeline.step_ps)
+
+
+def check_lines(l2: L2Residency) -> None:
+    """Lines, totals by region and the total are the same bytes."""
+    assert all(num_bytes > 0 for _, num_bytes in l2._lines)
+    for region, num_bytes in l2._resident.items():
+        assert num_bytes == sum(line[1] for line in l2._lines if line[0] == region) >= 0
+    assert l2.used_bytes == sum(line[1] for line in l2._lines) <= l2.capacity_bytes

@@ -19,7 +19,7 @@ from k3sim.sim.timeline.critical_path import Part, Segment, critical_path, waits
 from k3sim.sim.timeline.measured import CallFacts, divide, facts_of
 from k3sim.sim.timeline.timeline import PS_PER_US, KernelRun, Phase, Span, Timeline
 
-STORED = Path(__file__).parents[2] / "calibrate" / "data" / "h200-decode-fused.json"
+STORED = Path(__file__).parents[3] / "calibrate" / "data" / "h200-decode-fused.json"
 ONE_BYTE_A_PS = 1e12
 
 

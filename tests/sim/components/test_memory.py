@@ -8,9 +8,9 @@ import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import PS, TINY
+from tiny import PS, TINY, check_lines
 
-from k3sim.sim.components.memory import HBM, L2, SPENT, L2Residency, Memory, StreamLimit, bytes_per_us, picoseconds
+from k3sim.sim.components.memory import HBM, L2, Memory, StreamLimit
 
 FAST = StreamLimit(10**9, 10**9)
 
@@ -18,110 +18,6 @@ FAST = StreamLimit(10**9, 10**9)
 def memory(**machine: object) -> tuple[simpy.Environment, Memory]:
     env = simpy.Environment(initial_time=0)
     return env, Memory(env, replace(TINY, **machine))  # type: ignore[arg-type]
-
-
-def held(l2: L2Residency, *regions: str) -> list[int]:
-    return [l2.resident(region) for region in regions]
-
-
-# -- residency ----------------------------------------------------------------------------------------------------
-
-
-def test_a_full_cache_loses_its_oldest_lines() -> None:
-    l2 = L2Residency(1000)
-    l2.insert("a", 600)
-    l2.insert("b", 300)
-    l2.insert("c", 400)  # 300 too many
-    assert held(l2, "a", "b", "c") == [300, 300, 400]
-    l2.insert("c", 500)
-    assert held(l2, "a", "b", "c") == [0, 100, 900]
-    assert l2.used_bytes == 1000
-
-
-def test_what_is_larger_than_the_cache_leaves_itself_alone_in_it() -> None:
-    l2 = L2Residency(1000)
-    l2.insert("a", 600)
-    l2.insert("b", 5000)
-    assert held(l2, "a", "b") == [0, 1000]
-
-
-@pytest.mark.parametrize(("traffic", "survives"), [(0, 400), (600, 400), (700, 300), (900, 100), (1000, 0), (5000, 0)])
-def test_what_survives_other_traffic_falls_linearly(traffic: int, survives: int) -> None:
-    l2 = L2Residency(1000)
-    l2.insert("w", 400)
-    for _ in range(traffic // 100):
-        l2.insert(SPENT, 100)
-    assert l2.resident("w") == survives
-
-
-def test_lines_that_were_hit_are_the_last_to_go() -> None:
-    l2 = L2Residency(1000)
-    l2.insert("a", 300)
-    l2.insert("b", 300)
-    l2.insert("a", 200)
-    l2.touch("a", 400, spent=False)  # all of the first 300 and 100 of the 200
-    l2.insert("c", 500)  # 300 too many: all of b
-    assert held(l2, "a", "b", "c") == [500, 0, 500]
-    l2.insert("c", 100)
-    assert held(l2, "a", "c") == [400, 600]
-
-
-def test_spent_lines_keep_their_room_and_are_not_found() -> None:
-    l2 = L2Residency(1000)
-    l2.insert("a", 600)
-    l2.touch("a", 200, spent=True)
-    assert held(l2, "a", SPENT) == [400, 0]
-    assert l2.used_bytes == 600
-    l2.insert("b", 700)  # 300 too many, and the spent lines are the younger ones
-    assert held(l2, "a", "b") == [100, 700]
-
-
-def test_no_more_is_touched_than_is_there() -> None:
-    l2 = L2Residency(1000)
-    l2.insert("a", 100)
-    l2.touch("a", 500, spent=True)
-    l2.touch("b", 500, spent=False)
-    assert held(l2, "a", "b") == [0, 0]
-    assert l2.used_bytes == 100
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.integers(1, 1000),
-    st.lists(
-        st.tuples(st.sampled_from("abcd"), st.integers(0, 1500), st.sampled_from((None, True, False))), max_size=40
-    ),
-)
-def test_residency_is_never_negative_and_never_above_capacity(
-    capacity: int, steps: list[tuple[str, int, bool | None]]
-) -> None:
-    l2 = L2Residency(capacity)
-    for region, num_bytes, spent in steps:
-        before = l2.used_bytes
-        if spent is None:
-            l2.insert(region, num_bytes)
-            assert l2.resident(region) >= min(num_bytes, capacity)
-        else:
-            l2.touch(region, num_bytes, spent=spent)
-            assert l2.used_bytes == before
-        check(l2)
-
-
-def check(l2: L2Residency) -> None:
-    """Lines, totals by region and the total are the same bytes."""
-    assert all(num_bytes > 0 for _, num_bytes in l2._lines)
-    for region, num_bytes in l2._resident.items():
-        assert num_bytes == sum(line[1] for line in l2._lines if line[0] == region) >= 0
-    assert l2.used_bytes == sum(line[1] for line in l2._lines) <= l2.capacity_bytes
-
-
-# -- reads --------------------------------------------------------------------------------------------------------
-
-
-def test_units() -> None:
-    assert bytes_per_us(8e12) == 8_000_000
-    assert bytes_per_us(1.0) == 1  # a rate is never zero
-    assert picoseconds(1.5e-9) == 1500
 
 
 def test_a_kernel_draws_what_its_bytes_in_flight_and_its_sms_allow() -> None:
@@ -227,8 +123,6 @@ def test_prefetches_are_held_back_by_their_issue() -> None:
     assert one.prefetch_limit(8, 10_000).hbm_bytes_per_us == 1_000_000
 
 
-# -- prefetch -----------------------------------------------------------------------------------------------------
-
 CHUNK = Memory.PREFETCH_CHUNK_BYTES
 
 
@@ -300,7 +194,7 @@ def test_hbm_and_l2_serve_what_was_asked_and_nothing_else(steps: list[tuple[str,
             hbm_bytes += from_hbm
             l2_bytes += from_l2
         env.run(until=env.now + pause_ps + 1)
-        check(one.l2)
+        check_lines(one.l2)
     env.run()
     hbm_bytes += sum(int(done.value or 0) for done in prefetched)
     served = {counter.resource: counter.bytes_until(int(env.now)) for counter in one.counters(0)}

@@ -1,0 +1,72 @@
+"""Arithmetic of the SMs: rates of the units, chains, the last slot of a ring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tiny import PS, TINY, call, kernel, reads, simulate, spans, stream, work
+
+from k3sim.kernels.work import Pass, Unit
+
+Patch = pytest.MonkeyPatch
+
+
+def test_the_last_tensor_core_slot_passes_shared_memory(monkeypatch: Patch) -> None:
+    one = Pass(reads=(reads(2560),), unit=Unit.BF16)
+    ends = [
+        kernel(
+            simulate(
+                monkeypatch, {"a": work(one, bytes_in_flight_per_block=512, ring_slots=slots)}, [call(0, "a")],
+                num_ranks=1,
+            ), "a",
+        ).end_ps
+        for slots in (0, 2)
+    ]  # fmt: skip
+    assert ends[1] - ends[0] == 4  # 256 bytes, two clocks of 2 ps
+
+
+def test_dependent_mmas_end_no_sooner_than_their_chain(monkeypatch: Patch) -> None:
+    """Behind the first bytes they run beside the stream, and what is longer shows."""
+    machine = replace(TINY, dependent_mma_s=20 * PS)
+    for num_products, compute_ps in ((0, 0), (10, 0), (100, 1000)):
+        chain = work(Pass(reads=(reads(1000),), num_dependent_mmas=num_products))
+        run = kernel(simulate(monkeypatch, {"a": chain}, [call(0, "a")], machine, num_ranks=1), "a")
+        assert sum(end - start for phase, start, end in spans(run) if phase == "compute") == compute_ps, num_products
+
+
+def test_the_last_slot_is_multiplied_when_it_came(monkeypatch: Patch) -> None:
+    # Two slots of 50 bytes in each of ten blocks: 500 of the 1000 bytes come last, and half of the 40 for 400 flops.
+    ringed = work(Pass(reads=(reads(1000),), flops=400.0), num_blocks=10, bytes_in_flight_per_block=100, ring_slots=2)
+    machine = replace(TINY, hbm_in_flight_curve=((100.0, 1e12),))
+    timeline = simulate(monkeypatch, {"a": ringed}, [call(0, "a")], machine, num_ranks=1)
+    assert spans(kernel(timeline, "a"))[2:] == [("weights", 1100, 2100), ("compute", 2100, 2120)]
+
+
+def test_arithmetic_beyond_the_stream_is_compute(monkeypatch: Patch) -> None:
+    # Ten SMs: 15000 flops take 1500 ps beside a stream of 1000.
+    timeline = simulate(monkeypatch, {"a": stream(1000, flops=15_000.0)}, [call(0, "a")], num_ranks=1)
+    assert spans(kernel(timeline, "a"))[2:] == [("weights", 1100, 2100), ("compute", 2100, 2600)]
+
+
+@pytest.mark.parametrize(
+    ("unit", "fp4_flops", "compute_ps"),
+    [
+        (Unit.CUDA_CORE, 80e12, 4000),  # 1 flop a picosecond on each of ten SMs
+        (Unit.BF16, 80e12, 2000),
+        (Unit.FP8, 80e12, 1000),
+        (Unit.FP4, 80e12, 500),
+        (Unit.FP4, 0.0, 2000),  # without FP4 the bf16 rate
+    ],
+)
+def test_each_unit_has_its_rate(monkeypatch: Patch, unit: Unit, fp4_flops: float, compute_ps: int) -> None:
+    machine = replace(TINY, fp4_flops=fp4_flops)
+    timeline = simulate(monkeypatch, {"a": work(Pass(flops=40_000.0, unit=unit))}, [call(0, "a")], machine, num_ranks=1)
+    assert spans(kernel(timeline, "a"))[1:] == [("compute", 1000, 1000 + compute_ps)]
+
+
+def test_fp4_weights_have_a_rate_of_their_own(monkeypatch: Patch) -> None:
+    # Five of ten SMs, four weights a clock, half a clock a picosecond: ten weights a picosecond.
+    decoding = work(Pass(flops=1.0, unit=Unit.FP4, decoded_weights=3000, num_blocks=5, num_tensor_core_setups=2))
+    timeline = simulate(monkeypatch, {"a": decoding}, [call(0, "a")], num_ranks=1)
+    assert spans(kernel(timeline, "a"))[1:] == [("latency", 1000, 1100), ("compute", 1100, 1400)]
