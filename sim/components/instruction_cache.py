@@ -18,10 +18,9 @@ serial code, and exit as cold ones.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from k3sim.kernels.machine_code_counts import CODE_BYTES, ICACHE_MISS_INSTRUCTIONS, SERIAL_INSTRUCTIONS
-from k3sim.kernels.work import Work
+from k3sim.kernels.costs import code_of
+from k3sim.kernels.work import MachineCode, Work
 from k3sim.model.program import Call
 from k3sim.sim.components.sm import warps_of
 from k3sim.sim.components.sm_timing import SCHEDULERS
@@ -29,20 +28,6 @@ from k3sim.sim.machine import Machine
 from k3sim.sim.units import picoseconds
 
 HELD_CODE_BYTES = 64 * 1024
-
-
-class MachineCode(NamedTuple):
-    """Counts of one kernel's machine code; zeros where it is not known."""
-
-    num_bytes: int = 0
-    serial_instructions: int = 0
-    icache_miss_instructions: int = 0
-
-
-def code_of(operator: str) -> MachineCode:
-    return MachineCode(
-        CODE_BYTES.get(operator, 0), SERIAL_INSTRUCTIONS.get(operator, 0), ICACHE_MISS_INSTRUCTIONS.get(operator, 0)
-    )
 
 
 UNKNOWN = MachineCode()

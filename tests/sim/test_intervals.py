@@ -38,7 +38,7 @@ def exact(machine: Machine, **known: float) -> Machine:
     return dataclasses.replace(machine, provenance=provenance)
 
 
-def test_low_and_high_are_the_5th_and_95th_percentile_of_draws() -> None:
+def test_low_and_high_are_percentiles_of_draws() -> None:
     drawn = draw_machines(H200, 2000)
     for name in ("grid_completion_s", "counter_handoff_s", "l2_loaded_latency_s", "rank_skew_relative_sd"):
         origin, value = H200.provenance[name], getattr(H200, name)
@@ -56,7 +56,7 @@ def test_few_draws_are_spread_evenly() -> None:
         assert sum(one < H200.grid_completion_s for one in values) == num_draws // 2
 
 
-def test_what_is_known_does_not_move_and_bounds_hold() -> None:
+def test_what_is_known_does_not_move() -> None:
     for one in draw_machines(H200, 200):
         assert (one.num_sms, one.nvlink_multicast, one.fp4_flops) == (132, True, 0)
         assert isinstance(one.l2_effective_bytes, int)
@@ -67,7 +67,7 @@ def test_what_is_known_does_not_move_and_bounds_hold() -> None:
         assert [at for at, _ in one.hbm_in_flight_curve] == [at for at, _ in H200.hbm_in_flight_curve]
 
 
-def test_draws_follow_the_seed_and_each_value_its_own() -> None:
+def test_draws_follow_the_seed() -> None:
     again, other = draw_machines(H200, 10, seed=1), draw_machines(H200, 10, seed=2)
     assert draw_machines(H200, 10, seed=1) == again != other
     moved = dataclasses.replace(H200, launch_latency_s=2.95e-7)
@@ -100,7 +100,7 @@ def test_a_machine_known_exactly_gives_no_interval() -> None:
     assert step_us_interval(asked, num_draws=2) == (step_us, step_us)
 
 
-def test_the_interval_of_a_step_is_that_of_what_it_is_made_of() -> None:
+def test_the_interval_is_that_of_its_parts() -> None:
     """Every one of the stock path's kernel boundaries has a release: half a microsecond more is found in each."""
     asked = question(exact(H200, grid_completion_s=9e-7), "stock")
     step_us = predict(asked).step_us
@@ -111,7 +111,7 @@ def test_the_interval_of_a_step_is_that_of_what_it_is_made_of() -> None:
     assert high > 1.03 * step_us
 
 
-def test_the_interval_is_the_same_for_the_same_seed() -> None:
+def test_the_seed_decides_the_interval() -> None:
     asked = question(H200)
     first, again, other = (step_us_interval(asked, num_draws=3, seed=seed) for seed in (4, 4, 5))
     assert first == again != other

@@ -107,7 +107,7 @@ def test_profile_is_complete_and_sourced(name: str) -> None:
         assert origin.kind != "inferred" or origin.note, f"{f}: an inferred value says from what"
 
 
-def test_name_in_any_case_and_path_give_the_same_machine() -> None:
+def test_names_in_any_case_are_the_machine() -> None:
     assert load_machine("GB300") == load_machine(str(FILES / "gb300.json"))
 
 
@@ -133,7 +133,7 @@ def test_datasheet_figures() -> None:
     assert h200.hbm_datasheet_bytes_per_s == 4.8e12
 
 
-def test_node_boundary_of_gb200_is_its_measured_release_and_the_launch_measured_on_h200() -> None:
+def test_gb200s_node_boundary_is_as_measured() -> None:
     gb200 = load_machine("gb200")
     assert gb200.grid_completion_s == 0.65e-6
     assert gb200.launch_latency_s == pytest.approx(0.30e-6)
@@ -142,7 +142,7 @@ def test_node_boundary_of_gb200_is_its_measured_release_and_the_launch_measured_
     assert gb200.launch_latency_s + gb200.grid_completion_s < 1.095e-6
 
 
-def test_store_to_remote_visibility_of_gb200_is_the_2_us_measured_in_a_server() -> None:
+def test_gb200s_remote_visibility_is_2_us() -> None:
     gb200 = load_machine("gb200")
     assert gb200.nvlink_one_way_s + gb200.nvlink_visibility_s == pytest.approx(2.0e-6, rel=1e-9)
 
@@ -194,7 +194,7 @@ def test_curve_stays_within_idle_latency_and_ceiling(name: str) -> None:
     assert m.hbm_in_flight_curve[-1][1] == m.hbm_read_bytes_per_s
 
 
-def test_gb300_needs_far_more_in_flight_than_idle_latency_says() -> None:
+def test_gb300_needs_more_than_idle_latency_says() -> None:
     m = load_machine("gb300")
     littles_law = m.hbm_read_bytes_per_s * m.hbm_latency_s
     assert m.hbm_rate_for(littles_law) < 0.6 * m.hbm_read_bytes_per_s

@@ -98,7 +98,7 @@ def test_a_short_context_takes_no_longer(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_experts_that_are_popular_or_lie_together_change_what_is_read(path: str) -> None:
+def test_popular_experts_change_what_is_read(path: str) -> None:
     asked = question(concurrency=16)
     uniform, skewed = (predict(replace(asked, routing_skew=skew, path=find_path(path))) for skew in (0.0, 0.784))
     assert skewed.moved_bytes < uniform.moved_bytes
@@ -125,7 +125,7 @@ def resource_bytes(timeline: Timeline, resource: str, rank: int) -> float:
 
 @pytest.mark.parametrize("concurrency", (1, 16))
 @pytest.mark.parametrize("path", PATHS)
-def test_what_kernels_asked_for_is_what_the_resources_served(path: str, concurrency: int) -> None:
+def test_resources_served_what_kernels_asked_for(path: str, concurrency: int) -> None:
     prediction = predict(question(concurrency=concurrency, folded=False, path=find_path(path)))
     runs = prediction.timeline.kernels
     hbm, l2, sent = (sum(getattr(run, name) for run in runs) for name in ("hbm_bytes", "l2_bytes", "sent_bytes"))
@@ -144,7 +144,7 @@ def test_what_kernels_asked_for_is_what_the_resources_served(path: str, concurre
 
 @pytest.mark.parametrize("layout", (Layout(tp=16), Layout(tp=8, dcp=4), Layout(tp=8, ep=8)), ids=lambda one: one.tag)
 @pytest.mark.parametrize("path", PATHS)
-def test_identical_ranks_step_like_one_that_stands_for_all(path: str, layout: Layout) -> None:
+def test_one_rank_stands_for_identical_ones(path: str, layout: Layout) -> None:
     # Layers 0 to 4 hold every kernel of the path.
     program = build_program(K3, layout, Workload(), find_path(path), only_layers=range(5))
     machine = load_machine("gb300")
@@ -161,7 +161,7 @@ def test_identical_ranks_step_like_one_that_stands_for_all(path: str, layout: La
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_expected_skew_is_near_the_mean_of_sampled_ones(path: str) -> None:
+def test_expected_skew_is_near_sampled_means(path: str) -> None:
     """Within 3 % of the step.
 
     The closed form is not the sampled law: it counts main-stream kernels alone (a side stream on the critical path
@@ -181,7 +181,7 @@ def test_the_expected_skew_is_near_the_mean_of_sampled_ones(path: str) -> None:
     assert 0.5 < (mean - off) / (expected - off) < 1.6
 
 
-def test_skew_shows_as_slower_peers_and_no_skew_as_none() -> None:
+def test_skew_shows_as_slower_peers() -> None:
     off, expected = (predict(question(skew=skew, path=find_path("fused"))) for skew in (Skew.OFF, Skew.EXPECTED))
     assert Part.SLOWER_PEER not in off.waits_ps
     added_ps = expected.step_ps - off.step_ps
@@ -189,7 +189,7 @@ def test_skew_shows_as_slower_peers_and_no_skew_as_none() -> None:
     assert added_ps < expected.waits_ps[Part.SLOWER_PEER] < 2.5 * added_ps
 
 
-def test_the_expected_form_of_a_sampled_question_is_folded_and_has_one_rank() -> None:
+def test_the_expected_form_is_folded() -> None:
     sampled = question(skew=Skew.SAMPLED, folded=False, seed=4)
     assert sampled.expected() == replace(sampled, skew=Skew.EXPECTED, folded=True)
     assert question().expected() == question()

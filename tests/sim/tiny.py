@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 
-from k3sim.kernels.work import Pass, Read, ReadKind, Work
+from k3sim.kernels.work import MachineCode, Pass, Read, ReadKind, Work
 from k3sim.model.paths import find_path
 from k3sim.model.program import Call, Program
 from k3sim.sim import engine
 from k3sim.sim.components import instruction_cache
-from k3sim.sim.components.instruction_cache import MachineCode
 from k3sim.sim.components.l2 import L2Residency
 from k3sim.sim.machine import Machine
 from k3sim.sim.profile import load_machine

@@ -39,7 +39,6 @@ def test_streamed_activations_bound_the_stream(monkeypatch: Patch) -> None:
 
 
 def test_activations_come_at_the_rate_of_one_sm(monkeypatch: Patch) -> None:
-    timeline = simulate(
-        monkeypatch, {"a": work(Pass(num_dependent_loads=1, activation_bytes_per_block=40))}, [call(0, "a")], num_ranks=1
-    )
+    loading = work(Pass(num_dependent_loads=1, activation_bytes_per_block=40))
+    timeline = simulate(monkeypatch, {"a": loading}, [call(0, "a")], num_ranks=1)
     assert spans(kernel(timeline, "a"))[1:] == [("latency", 1000, 1110)]

@@ -53,7 +53,7 @@ def rates_at_once(capacities: Mapping[str, int], wanted: Sequence[Wanted]) -> li
     return [transfer.rate for transfer in ports._transfers]
 
 
-def test_who_is_near_its_end_stands_behind_a_burst_as_with_what_it_has_left() -> None:
+def test_outstanding_bytes_are_capped_by_remaining_bytes() -> None:
     env = simpy.Environment(initial_time=0)
     ports = SharedBandwidth(env, {"hbm": BYTE_PER_PS})
     ends: dict[str, int] = {}
@@ -75,7 +75,7 @@ def test_who_is_near_its_end_stands_behind_a_burst_as_with_what_it_has_left() ->
 # -- exact ----------------------------------------------------------------------------------------------------------
 
 
-def test_one_transfer_takes_its_bytes_over_the_smallest_of_cap_and_capacities() -> None:
+def test_one_transfer_runs_at_the_tightest_bound() -> None:
     ends, counters = run(
         {"hbm": 2 * BYTE_PER_PS, "l2": BYTE_PER_PS},
         [Wanted(10, 1000, {"hbm": 1, "l2": 1}, 5 * BYTE_PER_PS)],
@@ -84,13 +84,13 @@ def test_one_transfer_takes_its_bytes_over_the_smallest_of_cap_and_capacities() 
     assert counters["hbm"].steps == ((0, 0), (10, BYTE_PER_PS), (1010, 0))
 
 
-def test_a_transfer_ends_in_the_picosecond_in_which_its_last_byte_is_through() -> None:
+def test_a_transfer_ends_with_its_last_byte() -> None:
     ends, counters = run({"hbm": BYTE_PER_PS}, [Wanted(0, 2, {"hbm": 1}, 300_000)])
     assert ends == [7]  # 2 / 0.3 = 6.67
     assert counters["hbm"].bytes_until(7) == pytest.approx(2.1)
 
 
-def test_transfers_that_start_together_share_from_the_start_and_the_last_takes_all() -> None:
+def test_transfers_started_together_share_from_the_start() -> None:
     ends, _ = run(
         {"hbm": BYTE_PER_PS},
         [Wanted(0, 1000, {"hbm": 1}, 10 * BYTE_PER_PS), Wanted(0, 3000, {"hbm": 1}, 10 * BYTE_PER_PS)],
@@ -110,7 +110,7 @@ def test_a_capped_transfer_leaves_the_rest_to_others() -> None:
     assert ends == [5000, 5000, 5000]  # 0.2, 0.4, 0.4
 
 
-def test_a_transfer_that_joins_slows_the_one_that_runs() -> None:
+def test_a_joining_transfer_slows_the_running_one() -> None:
     ends, counters = run(
         {"hbm": BYTE_PER_PS},
         [Wanted(0, 1000, {"hbm": 1}, BYTE_PER_PS), Wanted(600, 100, {"hbm": 1}, BYTE_PER_PS)],
@@ -119,7 +119,7 @@ def test_a_transfer_that_joins_slows_the_one_that_runs() -> None:
     assert counters["hbm"].steps == ((0, BYTE_PER_PS), (1100, 0))
 
 
-def test_a_full_resource_does_not_hold_back_transfers_that_cross_another() -> None:
+def test_a_full_resource_leaves_others_alone() -> None:
     ends, _ = run(
         {"in 1": BYTE_PER_PS, "in 2": BYTE_PER_PS, "out": 10 * BYTE_PER_PS},
         [
@@ -174,7 +174,7 @@ TRANSFERS = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(CAPACITIES, TRANSFERS)
 @example({"a": 1000, "b": 1000, "c": 1000}, [Wanted(0, 1, {"a": 7}, 10**7)] * 8)
-def test_bytes_served_are_the_bytes_asked_for_and_no_port_is_above_its_capacity(
+def test_bytes_served_are_bytes_asked_for(
     capacities: dict[str, int], wanted: list[Wanted]
 ) -> None:
     ends, counters = run(capacities, wanted)
@@ -244,7 +244,7 @@ def test_rates_are_fair_for_shares(capacities: dict[str, int], wanted: list[Want
         ), (rates, what)
 
 
-def test_the_order_of_asking_does_not_change_the_rates() -> None:
+def test_the_order_of_asking_changes_no_rate() -> None:
     capacities = {"a": 1000, "b": 3000, "c": 500}
     wanted = [
         Wanted(0, 1, {"a": 1, "b": 2}, 10**6),

@@ -23,7 +23,7 @@ def bytes_of(one: Fabric, resource: str, end_ps: int) -> dict[int, float]:
     return {counter.rank: counter.bytes_until(end_ps) for counter in one.counters() if counter.resource == resource}
 
 
-def test_a_push_is_visible_one_way_after_its_last_byte_left() -> None:
+def test_a_push_is_visible_one_way_later() -> None:
     env, one = fabric(2)
     exchange = one.exchange(7, 0, 2)
     sent = one.push(0, exchange, 100)
@@ -37,7 +37,7 @@ def test_a_push_is_visible_one_way_after_its_last_byte_left() -> None:
     assert bytes_of(one, "nvlink ingress", 350) == {1: 100, 0: 50}
 
 
-def test_a_fence_delays_what_is_seen_not_what_leaves() -> None:
+def test_a_fence_delays_what_is_seen_only() -> None:
     env, one = fabric(2, all_ranks=False)
     exchange = one.exchange(0, 0, 2)
     env.run(until=one.push(0, exchange, 100, fenced=True))
@@ -54,7 +54,7 @@ def test_an_empty_push_is_a_flight() -> None:
     assert env.now == 200
 
 
-def test_one_rank_stands_for_all_only_where_it_does_not_wait_for_others() -> None:
+def test_an_exchange_waits_for_all_simulated_ranks() -> None:
     env, one = fabric(4)
     exchange = one.exchange(0, 0, 4)
     for rank in range(3):
@@ -82,7 +82,7 @@ def test_groups_of_one_call_exchange_apart() -> None:
     ("multicast", "egress", "end_ps"),
     [(True, 100, 700), (False, 700, 701)],  # without multicast a copy is 142857 bytes/us, rounded down
 )
-def test_copies_leave_the_port_once_with_multicast_and_once_a_peer_without(
+def test_multicast_leaves_the_port_once(
     multicast: bool, egress: int, end_ps: int
 ) -> None:
     for all_ranks in (False, True):
@@ -99,7 +99,7 @@ def test_copies_leave_the_port_once_with_multicast_and_once_a_peer_without(
 
 
 @pytest.mark.parametrize(("in_switch", "received"), [(True, 100), (False, 700)])
-def test_a_load_crosses_the_switch_and_returns_one_sum_or_every_part(in_switch: bool, received: int) -> None:
+def test_a_load_returns_one_sum_or_parts(in_switch: bool, received: int) -> None:
     env, one = fabric(8, nvlink_in_switch_reduction=in_switch)
     env.run(until=one.load(0, one.exchange(0, 0, 8), 100))
     # There, what enters the port, and back; rates are whole, so a seventh of the port is rounded down.
@@ -110,7 +110,7 @@ def test_a_load_crosses_the_switch_and_returns_one_sum_or_every_part(in_switch: 
 
 @settings(max_examples=40, deadline=None)
 @given(st.sampled_from((2, 4, 8)), st.booleans(), st.lists(st.integers(1, 5000), min_size=8, max_size=8))
-def test_what_leaves_arrives_and_no_port_is_above_its_capacity(
+def test_what_leaves_arrives_within_port_capacities(
     group_size: int, multicast: bool, sizes: list[int]
 ) -> None:
     env, one = fabric(8, nvlink_multicast=multicast)

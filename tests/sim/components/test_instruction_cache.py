@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from tiny import PS, TINY, call, kernel, simulate, spans, stream, work
 
-from k3sim.kernels.work import Pass
+from k3sim.kernels.work import MachineCode, Pass
 from k3sim.model.program import Call, Weight
 from k3sim.sim.components import instruction_cache
-from k3sim.sim.components.instruction_cache import InstructionCache, MachineCode
+from k3sim.sim.components.instruction_cache import InstructionCache
 from k3sim.sim.machine import Machine
 
 Patch = pytest.MonkeyPatch

@@ -25,7 +25,7 @@ def test_a_full_cache_loses_its_oldest_lines() -> None:
     assert l2.used_bytes == 1000
 
 
-def test_what_is_larger_than_the_cache_leaves_itself_alone_in_it() -> None:
+def test_what_exceeds_the_cache_fills_it_alone() -> None:
     l2 = L2Residency(1000)
     l2.insert("a", 600)
     l2.insert("b", 5000)
@@ -41,7 +41,7 @@ def test_what_survives_other_traffic_falls_linearly(traffic: int, survives: int)
     assert l2.resident("w") == survives
 
 
-def test_lines_that_were_hit_are_the_last_to_go() -> None:
+def test_lines_that_were_hit_go_last() -> None:
     l2 = L2Residency(1000)
     l2.insert("a", 300)
     l2.insert("b", 300)
@@ -53,7 +53,7 @@ def test_lines_that_were_hit_are_the_last_to_go() -> None:
     assert held(l2, "a", "c") == [400, 600]
 
 
-def test_spent_lines_keep_their_room_and_are_not_found() -> None:
+def test_spent_lines_keep_their_room() -> None:
     l2 = L2Residency(1000)
     l2.insert("a", 600)
     l2.touch("a", 200, spent=True)

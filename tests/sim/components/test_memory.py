@@ -20,7 +20,7 @@ def memory(**machine: object) -> tuple[simpy.Environment, Memory]:
     return env, Memory(env, replace(TINY, **machine))  # type: ignore[arg-type]
 
 
-def test_a_kernel_draws_what_its_bytes_in_flight_and_its_sms_allow() -> None:
+def test_bytes_in_flight_and_sms_cap_a_stream() -> None:
     _, one = memory(hbm_in_flight_curve=((100.0, 0.1e12), (1000.0, 1e12)), hbm_bytes_per_s_per_sm=0.3e12)
     assert one.limit(10, 10, 100) == StreamLimit(100_000, 4_000_000, share=1000)
     assert one.limit(100, 20, 500) == StreamLimit(1_000_000, 4_000_000, share=10_000)  # L2 at the rate of all ten SMs
@@ -29,7 +29,7 @@ def test_a_kernel_draws_what_its_bytes_in_flight_and_its_sms_allow() -> None:
     assert one.limit(10, 10, 10) == StreamLimit(10_000, 4_000_000, share=100)  # below the curve in proportion
 
 
-def test_weights_are_served_once_and_then_only_fill_the_cache() -> None:
+def test_weights_are_served_from_l2_once() -> None:
     env, one = memory()
     env.run(until=one.prefetch("w", 300, FAST))
     hbm, l2, from_hbm, from_l2 = one.fetch("w", 500, FAST, reused=False)
@@ -71,7 +71,7 @@ def test_hbm_traffic_crosses_the_l2_port() -> None:
     ("rate", "latency_ps"),
     [(250_000, 12), (900_000, 12), (950_000, 31), (1_000_000, 50)],  # half way from 90 % to all: half way to 50
 )
-def test_a_dependent_load_queues_behind_hbm_traffic_near_the_ceiling(rate: int, latency_ps: int) -> None:
+def test_a_dependent_load_queues_near_the_ceiling(rate: int, latency_ps: int) -> None:
     env, one = memory(l2_near_latency_s=8 * PS, l2_far_latency_s=12 * PS, l2_loaded_latency_s=50 * PS)
     assert one.latency_ps() == 12  # a block waits for its slowest line
     one.fetch("", 1000, StreamLimit(rate, 1), reused=False)
@@ -81,7 +81,7 @@ def test_a_dependent_load_queues_behind_hbm_traffic_near_the_ceiling(rate: int, 
     assert one.latency_ps() == 12
 
 
-def test_streams_that_fill_hbm_share_it_by_their_bytes_in_flight() -> None:
+def test_hbm_is_shared_by_bytes_in_flight() -> None:
     env, one = memory()
     deep, _, _, _ = one.fetch("", 3000, StreamLimit(10**9, 10**9, share=300), reused=False)
     shallow, _, _, _ = one.fetch("", 3000, StreamLimit(10**9, 10**9, share=100), reused=False)
@@ -91,7 +91,7 @@ def test_streams_that_fill_hbm_share_it_by_their_bytes_in_flight() -> None:
     assert env.now == 6000
 
 
-def test_a_grid_whose_blocks_share_sms_in_part_streams_more_slowly() -> None:
+def test_a_partial_grid_streams_more_slowly() -> None:
     _, one = memory(hbm_partial_grid_loss=0.1)
     rates = {blocks: one.limit(blocks, blocks, 9000).hbm_bytes_per_us for blocks in (5, 7, 8, 10, 20)}
     # Of seven blocks four share two pairs of SMs, of eight six share three.
@@ -100,7 +100,7 @@ def test_a_grid_whose_blocks_share_sms_in_part_streams_more_slowly() -> None:
     assert rates[5] == rates[10] == rates[20] == 1_000_000
 
 
-def test_a_written_byte_costs_what_hbm_loses_when_it_copies() -> None:
+def test_a_written_byte_costs_as_a_copy() -> None:
     env, one = memory(hbm_copy_bytes_per_s=0.8e12)
     read, _, _, _ = one.fetch("", 1000, FAST, reused=False)
     written = one.write(1000, FAST)
@@ -108,7 +108,7 @@ def test_a_written_byte_costs_what_hbm_loses_when_it_copies() -> None:
     assert env.now == 2500  # 2000 bytes at the rate of a copy
 
 
-def test_a_hit_waits_for_a_share_of_the_queue_beyond_what_costs_nothing() -> None:
+def test_a_hit_waits_for_a_queueing_fraction() -> None:
     _, one = memory()
     one.asked_bytes = 400  # as long as the queue that is free
     assert one.queueing_ps() == 0
@@ -136,7 +136,7 @@ def test_a_prefetch_does_not_repeat_what_is_there() -> None:
     assert one.l2.resident("w") == 3 * CHUNK
 
 
-def test_a_prefetch_stops_where_a_kernel_takes_over_and_finishes_its_chunk() -> None:
+def test_a_prefetch_taken_over_finishes_its_chunk() -> None:
     env, one = memory(l2_effective_bytes=10 * CHUNK)
     done = one.prefetch("w", 4 * CHUNK, FAST)
     env.run(until=CHUNK + CHUNK // 2)
@@ -146,7 +146,7 @@ def test_a_prefetch_stops_where_a_kernel_takes_over_and_finishes_its_chunk() -> 
     env.run()
 
 
-def test_a_prefetch_of_a_part_that_a_kernel_read_fetches_the_rest() -> None:
+def test_a_prefetch_fetches_what_kernels_left() -> None:
     env, one = memory(l2_effective_bytes=10 * CHUNK)
     hbm, _, _, _ = one.fetch("w", CHUNK, FAST, reused=False)
     env.run(until=hbm)
@@ -157,7 +157,7 @@ def test_a_prefetch_of_a_part_that_a_kernel_read_fetches_the_rest() -> None:
     env.run()
 
 
-def test_a_prefetch_larger_than_l2_ends_though_it_evicts_itself() -> None:
+def test_a_prefetch_larger_than_l2_ends() -> None:
     env, one = memory(l2_effective_bytes=2 * CHUNK)
     done = one.prefetch("w", 5 * CHUNK, FAST)
     env.run(until=done)
@@ -177,7 +177,7 @@ def test_a_prefetch_larger_than_l2_ends_though_it_evicts_itself() -> None:
         max_size=15,
     )
 )
-def test_hbm_and_l2_serve_what_was_asked_and_nothing_else(steps: list[tuple[str, str, int, int]]) -> None:
+def test_hbm_and_l2_serve_what_was_asked(steps: list[tuple[str, str, int, int]]) -> None:
     env, one = memory()
     hbm_bytes, l2_bytes = 0, 0
     prefetched: list[simpy.events.Process] = []

@@ -47,7 +47,7 @@ def test_a_kernel_holds_one_full_wave(shape: dict[str, int], blocks: int) -> Non
         ({"threads_per_block": 1001}, "1001 threads in a block and gb300 has 1000"),
     ],
 )
-def test_a_block_that_no_sm_can_hold_is_refused(shape: dict[str, int], message: str) -> None:
+def test_a_block_beyond_an_sm_is_refused(shape: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
         occupancy()[1].footprint(work(NOTHING, num_blocks=1, **shape))
 
@@ -133,7 +133,7 @@ def test_a_block_waits_for_a_larger_carve_out() -> None:
     sms = Occupancy(simpy.Environment(), HOPPER)
     small = placed(sms, num_blocks=2, threads_per_block=128, registers_per_thread=64, smem_bytes_per_block=2048)
     large = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
-    assert [len(blocks) for blocks in large.resident.values()] == [1, 1] and set(large.resident).isdisjoint(small.resident)
+    assert list(large.blocks_by_sm().values()) == [1, 1] and set(large.resident).isdisjoint(small.resident)
     assert not large.all_resident.triggered
     sms.release_all(small)
     assert large.num_pending == 0 and large.all_resident.triggered and len(large.resident) == 4
@@ -268,7 +268,7 @@ def test_a_requested_carve_out_keeps_blocks_out() -> None:
 
 
 def test_a_pending_block_inherits_the_carve_out() -> None:
-    """As on an H200 (probe ``carve_out_inheritance``): 127 KB that waited behind 60 % leave no room for 84; launched, they do.
+    """As on an H200 (probe ``carve_out_inheritance``): behind 60 % 127 KB keep 84 out; launched, they do not.
 
     Each shape is blocks, threads, KB of shared memory, blocks an SM, and the requested carve-out.
     """

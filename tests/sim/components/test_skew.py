@@ -19,7 +19,7 @@ def test_the_expected_maximum_of_normals(count: int, mean: float) -> None:
     assert expected_maximum_of_normals(count) == pytest.approx(mean, abs=1e-5)
 
 
-def test_paces_have_mean_one_the_stated_deviation_and_no_outliers() -> None:
+def test_paces_have_mean_one_and_no_outliers() -> None:
     paces = [Paces(0.1, seed=5).pace(rank, index) for rank in range(16) for index in range(500)]
     # 8000 draws: three standard errors of the mean are 0.0034, of the deviation 0.0024.
     assert statistics.fmean(paces) == pytest.approx(1.0, abs=0.0034)
@@ -27,7 +27,7 @@ def test_paces_have_mean_one_the_stated_deviation_and_no_outliers() -> None:
     assert min(paces) >= 0.7 and max(paces) <= 1.3
 
 
-def test_a_pace_depends_on_seed_rank_and_kernel_alone() -> None:
+def test_a_pace_depends_on_seed_rank_kernel() -> None:
     paces = Paces(0.1, seed=5)
     assert paces.pace(3, 4) == Paces(0.1, seed=5).pace(3, 4)
     assert len({paces.pace(3, 4), paces.pace(4, 3), paces.pace(3, 5), Paces(0.1, seed=6).pace(3, 4)}) == 4

@@ -46,7 +46,7 @@ def traces(figure: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
     return {trace["name"]: trace for trace in figure["data"]}
 
 
-def test_a_layer_shows_what_runs_meanwhile_and_counts_from_its_start() -> None:
+def test_a_layer_shows_what_runs_meanwhile() -> None:
     figure = layer_figure(one_layer(), 1)
 
     drawn = traces(figure)
@@ -69,7 +69,7 @@ def test_a_layer_shows_phases_that_last() -> None:
     assert "ramp" not in drawn
 
 
-def test_a_layer_shows_the_hbm_rate_from_its_start_to_its_end() -> None:
+def test_a_layer_shows_its_hbm_rate() -> None:
     drawn = traces(layer_figure(one_layer(), 1))
 
     assert drawn["HBM rate"]["x"] == [0.0, 1.0, 4.0, 8.0]
@@ -77,7 +77,7 @@ def test_a_layer_shows_the_hbm_rate_from_its_start_to_its_end() -> None:
     assert drawn["HBM capacity"]["y"] == [8.0, 8.0]
 
 
-def test_a_layer_that_did_not_run_has_no_chart() -> None:
+def test_an_absent_layer_has_no_chart() -> None:
     assert layer_figure(one_layer(), 7) is None
 
 
@@ -110,7 +110,7 @@ def test_a_measured_timeline_without_counters_is_drawn() -> None:
     assert set(traces(step_figure(timeline))) == {"moe", "kda", "prefetch", "attn_res"}
 
 
-def test_the_parts_of_each_path_stack_to_its_step() -> None:
+def test_parts_of_a_path_stack_to_its_step() -> None:
     timelines = synthetic_timelines()
     paths = synthetic_report(timelines)["paths"]
 
@@ -123,7 +123,7 @@ def test_the_parts_of_each_path_stack_to_its_step() -> None:
     assert [trace["name"] for trace in figure["data"]][:4] == ["weights", "kv and state", "l2", "compute"]
 
 
-def test_a_part_that_one_path_lacks_is_zero_there() -> None:
+def test_an_absent_part_is_zero() -> None:
     figure = waits_figure({"stock": {"weights": 5.0, "launch": 2.0}, "megakernel": {"weights": 6.0}})
 
     assert [(trace["name"], trace["x"]) for trace in figure["data"]] == [

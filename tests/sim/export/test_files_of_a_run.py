@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_html_report import open_in_browser
-from test_perfetto_trace import read_slices
+from browser import open_in_browser
+from trace_slices import read_slices
 
 import k3sim
 from k3sim.sim.timeline.timeline import PS_PER_US
@@ -27,7 +27,7 @@ def document(files: dict[str, str]) -> dict[str, Any]:
     return loaded
 
 
-def test_a_browser_draws_the_page_without_a_word_on_its_console(files: dict[str, str], tmp_path: Path) -> None:
+def test_a_browser_draws_the_page_silently(files: dict[str, str], tmp_path: Path) -> None:
     page, console = open_in_browser(Path(files["html"]), tmp_path)
     assert console == []
     assert 'data-errors="0"' in page and 'data-drawn="yes"' in page
@@ -35,7 +35,7 @@ def test_a_browser_draws_the_page_without_a_word_on_its_console(files: dict[str,
         assert label in page
 
 
-def test_kernels_of_the_trace_are_the_stages_of_the_document(files: dict[str, str], document: dict[str, Any]) -> None:
+def test_the_trace_has_the_documents_stages(files: dict[str, str], document: dict[str, Any]) -> None:
     slices = [one for one in read_slices(Path(files["perfetto"]).read_bytes()) if "start_ps" in one.annotations]
     fused = [one for one in slices if one.process == "fused rank 0"]
     assert len(fused) == len(document["stages"])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import open_in_browser
 from plotly.offline import get_plotlyjs
 from synthetic_report import synthetic_report, synthetic_timelines
 
@@ -18,7 +16,6 @@ from k3sim.errors import UserError
 from k3sim.sim.export.html import write_html_report
 from k3sim.sim.timeline.timeline import Timeline
 
-CHROMIUM = shutil.which("chromium")
 HOSTILE = "</script><img src=x onerror=\"document.body.dataset.hostile='yes'\">&lt;b&gt;"
 
 
@@ -28,40 +25,6 @@ def page_of(report: Mapping[str, Any], timelines: Mapping[str, Timeline], path: 
     page = path.read_text()
     assert page.count(get_plotlyjs()) == 1
     return page.replace(get_plotlyjs(), "")
-
-
-def open_in_browser(path: Path, tmp_path: Path) -> tuple[str, list[str]]:
-    """The document after its scripts ran, and the lines of the console. No host name resolves."""
-    if CHROMIUM is None:
-        if os.environ.get("K3SIM_REQUIRE_CHROMIUM") == "1":
-            pytest.fail("K3SIM_REQUIRE_CHROMIUM=1, but there is no chromium on the path")
-        pytest.skip("no chromium on the path")
-    done = subprocess.run(
-        [
-            CHROMIUM,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            "--host-resolver-rules=MAP * ~NOTFOUND",
-            f"--user-data-dir={tmp_path / 'browser'}",
-            "--enable-logging=stderr",
-            "--v=0",
-            "--window-size=1280,4200",
-            "--virtual-time-budget=5000",
-            "--dump-dom",
-            path.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
 def test_a_browser_without_a_network_draws_every_chart(tmp_path: Path) -> None:
@@ -218,7 +181,7 @@ def test_the_same_report_gives_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+def test_a_failed_write_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "report.html"

@@ -4,85 +4,18 @@ from __future__ import annotations
 
 import os
 from collections import Counter as Tally
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackEvent
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 from synthetic_timeline import synthetic_timeline
+from trace_slices import read_slices
 
 from k3sim.errors import UserError
 from k3sim.sim.export.lanes import assign_lanes
 from k3sim.sim.export.perfetto import perfetto_bytes, write_perfetto_trace
 from k3sim.sim.timeline.timeline import Counter, KernelRun, Phase, Span, Timeline
-
-
-@dataclass
-class Slice:
-    process: str
-    thread: str
-    depth: int
-    name: str
-    categories: list[str]
-    annotations: dict[str, int]
-    start_ns: int
-    end_ns: int = -1
-    flows_out: list[int] = field(default_factory=list)
-    flows_in: list[int] = field(default_factory=list)
-
-
-def read_slices(trace_bytes: bytes) -> list[Slice]:
-    """Every slice, in order of its begin; fails where a viewer would drop or misplace one."""
-    trace = Trace.FromString(trace_bytes)
-    assert {packet.trusted_packet_sequence_id for packet in trace.packet} == {1}
-    assert trace.packet[0].sequence_flags == TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
-    interned = trace.packet[0].interned_data
-    event_names = {entry.iid: entry.name for entry in interned.event_names}
-    categories = {entry.iid: entry.name for entry in interned.event_categories}
-    annotation_names = {entry.iid: entry.name for entry in interned.debug_annotation_names}
-    processes: dict[int, str] = {}
-    threads: dict[int, tuple[str, str]] = {}
-    open_slices: dict[int, list[Slice]] = {}
-    slices: list[Slice] = []
-    started_flows: set[int] = set()
-    ended_flows: set[int] = set()
-    for packet in trace.packet:
-        track = packet.track_descriptor
-        if track.HasField("process"):
-            processes[track.uuid] = track.process.process_name
-        elif track.HasField("thread"):
-            threads[track.uuid] = (processes[track.parent_uuid], track.thread.thread_name)
-            open_slices[track.uuid] = []
-    events = [packet for packet in trace.packet if packet.HasField("track_event")]
-    for packet in sorted(events, key=lambda packet: packet.timestamp):  # stable, as the viewer's sort is
-        event = packet.track_event
-        if event.type == TrackEvent.TYPE_SLICE_BEGIN:
-            process, thread = threads[event.track_uuid]
-            opened = Slice(
-                process,
-                thread,
-                len(open_slices[event.track_uuid]),
-                event_names[event.name_iid],
-                [categories[number] for number in event.category_iids],
-                {annotation_names[note.name_iid]: note.int_value for note in event.debug_annotations},
-                packet.timestamp,
-                flows_out=list(event.flow_ids),
-            )
-            open_slices[event.track_uuid].append(opened)
-            slices.append(opened)
-            assert started_flows.isdisjoint(event.flow_ids)
-            started_flows.update(event.flow_ids)
-        elif event.type == TrackEvent.TYPE_SLICE_END:
-            closed = open_slices[event.track_uuid].pop()
-            closed.end_ns = packet.timestamp
-            closed.flows_in = list(event.terminating_flow_ids)
-            assert started_flows.issuperset(closed.flows_in), "an arrow ends before it starts"
-            assert ended_flows.isdisjoint(closed.flows_in)
-            ended_flows.update(closed.flows_in)
-    assert not any(open_slices.values()), "a slice never ends"
-    assert started_flows == ended_flows
-    return slices
 
 
 def timeline_of(kernels: list[KernelRun], counters: list[Counter] | None = None) -> Timeline:
@@ -97,7 +30,7 @@ def kernel_of(
     return KernelRun(index, 0, stream, 0, "kda+moe", f"stage{index}", start_ps, end_ps, causes=causes)
 
 
-def test_a_kernel_is_a_slice_with_its_phases_inside() -> None:
+def test_a_kernel_slice_holds_its_phases() -> None:
     kernel = kernel_of(0, 1_999, 9_000)
     kernel.spans = [Span(Phase.LAUNCH, 1_999, 4_000), Span(Phase.WEIGHTS, 4_000, 9_000)]
     kernel.hbm_bytes, kernel.sent_bytes, kernel.layer = 70, 5, 1
@@ -136,7 +69,7 @@ def test_a_measured_kernel_has_no_phases() -> None:
     assert [s.name for s in read_slices(perfetto_bytes({"measured": timeline_of([kernel])}))] == ["stage0 L0"]
 
 
-def test_kernels_that_overlap_on_a_stream_take_separate_lanes() -> None:
+def test_overlapping_kernels_take_separate_lanes() -> None:
     kernels = [
         kernel_of(0, 0, 100),
         kernel_of(1, 90, 150),  # overlaps 0
@@ -180,7 +113,7 @@ def test_times_below_a_nanosecond_keep_slices_nested() -> None:
     assert [s.annotations["kernel"] for s in slices if s.depth == 0] == list(range(40))
 
 
-def test_a_whole_step_nests_and_its_durations_add_up_exactly() -> None:
+def test_durations_of_a_whole_step_add_up() -> None:
     timeline = synthetic_timeline(num_layers=8)
 
     slices = read_slices(perfetto_bytes({"fused": timeline}))
@@ -194,7 +127,7 @@ def test_a_whole_step_nests_and_its_durations_add_up_exactly() -> None:
         assert all(left.end_ns <= right.start_ns for left, right in pairwise(on_lane))
 
 
-def test_each_cause_is_one_arrow_from_cause_to_waiter() -> None:
+def test_each_cause_is_one_arrow() -> None:
     # Kernel 1 starts first and waits for kernel 0 of another stream; kernel 2 waits for both.
     kernels = [
         kernel_of(0, 5_000, 9_000, stream="aux"),
@@ -247,7 +180,7 @@ def test_counters_integrate_to_the_bytes_read() -> None:
     assert hbm.bytes_until(10_000_000) == 18_002_000
 
 
-def test_a_whole_step_of_counters_matches_its_kernels_within_rounding() -> None:
+def test_counters_of_a_step_match_its_kernels() -> None:
     timeline = synthetic_timeline(num_layers=8)
 
     (read_bytes,) = _integrated_bytes(Trace.FromString(perfetto_bytes({"fused": timeline}))).values()
@@ -282,7 +215,7 @@ def test_the_same_timelines_give_the_same_bytes() -> None:
     assert bytes_of_fresh_timelines() == bytes_of_fresh_timelines()
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+def test_a_failed_write_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "step.pftrace"

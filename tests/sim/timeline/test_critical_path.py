@@ -36,7 +36,7 @@ def timeline(*kernels: KernelRun) -> Timeline:
     return Timeline("m", len(ranks), ranks, 1, list(kernels), [], step_ps)
 
 
-def test_active_spans_are_what_they_are_and_a_launch_continues_in_its_cause() -> None:
+def test_a_launch_continues_in_its_cause() -> None:
     first = kernel(0, [Span(Phase.LAUNCH, 0, 10), Span(Phase.WEIGHTS, 10, 50), Span(Phase.KV_STATE, 50, 60)])
     second = kernel(
         1, [Span(Phase.RELEASE, 60, 65, 0, 60), Span(Phase.LAUNCH, 65, 75), Span(Phase.COMPUTE, 75, 80)], launched_by=0
@@ -51,7 +51,7 @@ def test_active_spans_are_what_they_are_and_a_launch_continues_in_its_cause() ->
     ]
 
 
-def test_what_a_kernel_did_while_it_waited_is_not_on_the_path() -> None:
+def test_work_beside_a_wait_is_off_path() -> None:
     first = kernel(0, [Span(Phase.LAUNCH, 0, 10), Span(Phase.WEIGHTS, 10, 50)])
     second = kernel(
         1,
@@ -67,7 +67,7 @@ def test_what_a_kernel_did_while_it_waited_is_not_on_the_path() -> None:
     ]
 
 
-def test_a_wait_that_ended_before_the_kernel_ran_reaches_back_to_its_cause() -> None:
+def test_an_ended_wait_reaches_back_to_its_cause() -> None:
     first = kernel(0, [Span(Phase.WEIGHTS, 0, 50)])
     # Launched early, until 54; the first kernel ended at 50 and its flush is over at 58.
     second = kernel(1, [Span(Phase.LAUNCH, 40, 54), Span(Phase.RELEASE, 54, 58, 0, 50)], launched_by=0)
@@ -87,7 +87,7 @@ def test_an_early_launch_continues_where_the_producer_triggered() -> None:
     }
 
 
-def test_a_wait_for_peers_is_flight_until_the_own_data_arrived_and_a_slower_peer_after() -> None:
+def test_a_wait_is_flight_then_slower_peer() -> None:
     sender = kernel(0, [Span(Phase.WEIGHTS, 0, 30), Span(Phase.SEND, 30, 34)])
     waiter = kernel(
         1,
@@ -104,7 +104,7 @@ def test_a_wait_for_peers_is_flight_until_the_own_data_arrived_and_a_slower_peer
     ]
 
 
-def test_a_poller_that_comes_after_completion_waits_for_flight_alone() -> None:
+def test_a_late_poller_waits_for_flight_alone() -> None:
     sender = kernel(0, [Span(Phase.WEIGHTS, 0, 30), Span(Phase.SEND, 30, 34)])
     waiter = kernel(
         1,
@@ -118,7 +118,7 @@ def test_a_poller_that_comes_after_completion_waits_for_flight_alone() -> None:
     }
 
 
-def test_a_kernel_that_sent_and_then_waited_goes_on_with_what_it_did_before() -> None:
+def test_a_sender_that_waited_resumes_before_sending() -> None:
     both = kernel(
         0,
         [Span(Phase.LATENCY, 0, 7), Span(Phase.SEND, 7, 9), Span(Phase.PEERS, 9, 29, 0, 9, arrival_ps=29),
@@ -127,24 +127,24 @@ def test_a_kernel_that_sent_and_then_waited_goes_on_with_what_it_did_before() ->
     assert waits_ps(critical_path(timeline(both))) == {Part.LATENCY: 8, Part.NVLINK: 22}
 
 
-def test_the_path_is_that_of_the_rank_that_ends_last() -> None:
+def test_the_path_is_of_the_last_rank() -> None:
     fast = kernel(0, [Span(Phase.WEIGHTS, 0, 30)])
     slow = kernel(1, [Span(Phase.WEIGHTS, 0, 40)], rank=1)
     assert critical_path(timeline(fast, slow)) == [Segment(0, 40, Part.WEIGHTS, 1)]
 
 
-def test_time_that_no_kernel_explains_is_the_host_and_an_unknown_inside_is_the_kernel() -> None:
+def test_unexplained_time_is_host_or_kernel() -> None:
     measured = kernel(0, [Span(Phase.RUN, 20, 30)])
     assert waits_ps(critical_path(timeline(measured))) == {Part.HOST: 20, Part.UNKNOWN: 10}
 
 
-def test_a_kernel_without_room_waited_for_what_held_it() -> None:
+def test_a_pending_kernel_waited_for_the_resident() -> None:
     holder = kernel(0, [Span(Phase.COMPUTE, 0, 50)])
     waiter = kernel(1, [Span(Phase.SM_SLOTS, 10, 50, 0, 50), Span(Phase.WEIGHTS, 50, 55)], launched_by=0)
     assert waits_ps(critical_path(timeline(holder, waiter))) == {Part.COMPUTE: 50, Part.WEIGHTS: 5}
 
 
-def test_a_side_stream_without_room_is_a_part_of_its_own() -> None:
+def test_a_pending_side_stream_has_its_part() -> None:
     aside = kernel(0, [Span(Phase.SM_SLOTS, 0, 5), Span(Phase.STARVED, 5, 9)], stream="aux")
     assert waits_ps(critical_path(timeline(aside))) == {Part.SIDE_STREAM: 9}
 
@@ -237,13 +237,13 @@ def subsets() -> list[Path]:
 
 
 @pytest.mark.parametrize("path", subsets(), ids=lambda path: "+".join(sorted(path.switches)) or "none")
-def test_parts_sum_to_the_step_for_every_set_of_switches(path: Path) -> None:
+def test_parts_sum_for_every_set_of_switches(path: Path) -> None:
     for skew in (Skew.OFF, Skew.EXPECTED):
         check(predict(question("gb300", 16, Workload(), skew, path=path)))
 
 
 @pytest.mark.parametrize("path", ("stock", "fused", "megakernel"))
-def test_parts_sum_to_the_step_of_the_slowest_rank(path: str) -> None:
+def test_parts_sum_for_the_slowest_rank(path: str) -> None:
     check(predict(question("gb300", 8, Workload(), Skew.SAMPLED, folded=False, seed=3, path=find_path(path))))
 
 
@@ -258,7 +258,7 @@ def test_parts_sum_to_the_step_of_the_slowest_rank(path: str) -> None:
     ids=lambda one: one.tag if isinstance(one, Layout) else "",
 )
 @pytest.mark.parametrize("path", ("stock", "fused", "megakernel"))
-def test_parts_sum_to_the_step_with_experts_and_context_spread(path: str, layout: Layout, workload: Workload) -> None:
+def test_parts_sum_with_experts_and_context_spread(path: str, layout: Layout, workload: Workload) -> None:
     machine = load_machine("gb300")
     asked = Question(architecture=K3, layout=layout, workload=workload, machine=machine, path=find_path(path))
     check(predict(asked))

@@ -33,7 +33,7 @@ def neighbours(architecture: Architecture, layer: int) -> tuple[object, ...]:
     )
 
 
-def test_a_layer_is_represented_by_one_of_the_same_sizes_and_neighbours() -> None:
+def test_a_layer_stands_for_its_like() -> None:
     fold = fold_layers(K3)
     assert len(fold.representative) == K3.num_layers == 93
     for layer, chosen in enumerate(fold.representative):
@@ -41,7 +41,7 @@ def test_a_layer_is_represented_by_one_of_the_same_sizes_and_neighbours() -> Non
         assert neighbours(K3, layer) == neighbours(K3, chosen)
 
 
-def test_the_folded_order_keeps_the_mixer_that_follows_each_layer() -> None:
+def test_the_folded_order_keeps_following_mixers() -> None:
     fold = fold_layers(K3)
     assert list(fold.layers) == sorted(set(fold.layers))
     assert (fold.layers[0], fold.layers[-1]) == (0, 92)
@@ -79,7 +79,7 @@ FOLDED = Timeline(
 FOLD = Fold((0, 1), (0, 1, 1, 1))
 
 
-def test_cells_run_from_end_to_end_of_the_main_stream() -> None:
+def test_cells_tile_the_main_stream() -> None:
     parts = cells(FOLDED, FOLD)
     assert parts == [Cell(0, 2, -1, (-1,)), Cell(2, 10, 0, (0,)), Cell(10, 17, 1, (1, 2, 3)), Cell(17, 20, 4, (4,))]
     assert folded_step_ps(parts) == 2 + 8 + 3 * 7 + 3
@@ -154,7 +154,7 @@ def test_the_folded_step_is_the_full_one(path: str, skew: Skew, layout: dict[str
 
 
 @pytest.mark.parametrize("path", ["stock", "fused"])
-def test_the_folded_step_of_own_kernels_is_the_full_one(path: str) -> None:
+def test_the_folded_step_of_own_kernels_agrees(path: str) -> None:
     """Their tables have a row for snapshot layers alone."""
     question = Question(
         architecture=K3,
@@ -172,6 +172,6 @@ def test_the_folded_step_of_own_kernels_is_the_full_one(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_floor_of_a_folded_step_is_that_of_the_full_one(path: str) -> None:
+def test_the_floor_of_a_folded_step_agrees(path: str) -> None:
     folded, full = both(path, Skew.OFF, "gb300", tp=16)
     assert folded.moved_bytes == full.moved_bytes

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_html_report import open_in_browser
-from test_perfetto_trace import read_slices
+from browser import open_in_browser
+from trace_slices import read_slices
 
 from k3sim.calibrate.decode.measured import idle_us, moved_bytes
 from k3sim.calibrate.decode.options import DecodeOptions, case_of
@@ -44,7 +44,7 @@ def facts(call: int, *waits_for: int, polls: bool = False, weights: int = 0, sta
     )  # fmt: skip
 
 
-def test_kernels_one_after_another_are_bytes_and_the_rest_and_the_gap_is_launch() -> None:
+def test_serial_kernels_are_bytes_rest_and_launch() -> None:
     found = step((0, 10, facts(0, weights=4)), (12, 30, facts(1, 0, weights=5, state=5)))
     assert critical_path(found) == [
         Segment(0, 4, Part.WEIGHTS, 0),
@@ -56,7 +56,7 @@ def test_kernels_one_after_another_are_bytes_and_the_rest_and_the_gap_is_launch(
     ]
 
 
-def test_an_early_kernel_waits_and_what_it_loaded_meanwhile_costs_nothing() -> None:
+def test_what_an_early_kernel_loaded_costs_nothing() -> None:
     # 7 ps before its predecessor ends: of 12 bytes its pipeline may hold 4.
     found = step((0, 10, facts(0)), (3, 20, facts(1, 0, weights=12, early=4)))
     assert [(span.phase, span.start_ps, span.end_ps) for span in found.kernels[1].spans] == [
@@ -70,24 +70,24 @@ def test_an_early_kernel_waits_and_what_it_loaded_meanwhile_costs_nothing() -> N
     assert waits_ps(critical_path(found)) == {Part.WEIGHTS: 5, Part.UNKNOWN: 15}
 
 
-def test_a_chain_of_early_kernels_counts_every_instant_once() -> None:
+def test_early_kernels_count_every_instant_once() -> None:
     found = step((0, 10, facts(0, weights=9)), (1, 14, facts(1, 0)), (2, 16, facts(2, 1)), (3, 30, facts(3, 2)))
     assert [(one.kernel, one.end_ps) for one in critical_path(found)] == [(0, 9), (0, 10), (1, 14), (2, 16), (3, 30)]
 
 
-def test_a_prefetch_takes_bytes_off_the_kernel_that_reads_them() -> None:
+def test_a_prefetch_takes_bytes_off_its_reader() -> None:
     kernels = ((0, 10, facts(0)), (4, 5, facts(1, 0)), (10, 20, facts(2, 0, weights=9, prefetched=((1, 9),))))
     # Asked for at 4, until 10 at most 6 bytes came.
     assert waits_ps(critical_path(step(*kernels, streams="mam"))) == {Part.WEIGHTS: 3, Part.UNKNOWN: 17}
 
 
-def test_a_side_stream_that_ends_in_time_is_not_on_the_path() -> None:
+def test_a_timely_side_stream_is_off_the_path() -> None:
     found = step((0, 10, facts(0)), (2, 9, facts(1, weights=7)), (10, 15, facts(2, 0, 1)), streams="mam")
     assert {one.kernel for one in critical_path(found)} == {0, 2}
     assert waits_ps(critical_path(found)) == {Part.UNKNOWN: 15}
 
 
-def test_a_side_stream_that_is_waited_for_is_on_the_path_from_its_own_cause() -> None:
+def test_an_awaited_side_stream_is_on_the_path() -> None:
     found = step(
         (0, 10, facts(0)), (11, 40, facts(1, 0, weights=20)), (10, 15, facts(2, 0)), (14, 45, facts(3, 2, 1)),
         streams="mamm",
@@ -101,7 +101,7 @@ def test_a_side_stream_that_is_waited_for_is_on_the_path_from_its_own_cause() ->
     ]
 
 
-def test_what_a_polling_kernel_does_after_its_producer_is_exchange() -> None:
+def test_polling_behind_the_producer_is_exchange() -> None:
     found = step((0, 10, facts(0)), (4, 17, facts(1, 0, polls=True, weights=2)))
     assert waits_ps(critical_path(found)) == {Part.WEIGHTS: 2, Part.UNKNOWN: 10, Part.EXCHANGE: 5}
 
@@ -144,7 +144,7 @@ def test_segments_tile_the_step_whatever_the_order(seed: int) -> None:
 # -- the program ------------------------------------------------------------------------------------------------------
 
 
-def test_the_program_says_what_a_call_waits_for_and_may_read_early() -> None:
+def test_the_program_says_waits_and_early_reads() -> None:
     program = case_of(DecodeOptions(layers=2)).program
     known = facts_of(program, 132)
     last = {call.stage: call.index for call in program.calls if call.layer == 1}
