@@ -29,16 +29,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from k3sim.sim.export.figures import (
-    Figure,
-    layer_figure,
-    leave_one_out_figure,
-    part_colour,
-    stage_group,
-    step_figure,
-    waits_figure,
-    waterfall_figure,
-)
+from k3sim.sim.export.colours import part_colour, stage_group
+from k3sim.sim.export.figures import leave_one_out_figure, waits_figure, waterfall_figure
+from k3sim.sim.export.layout import Figure
+from k3sim.sim.export.timeline_figures import layer_figure, step_figure
 from k3sim.sim.export.whole_file import write_whole_file
 from k3sim.sim.timeline.timeline import Phase, Timeline
 
