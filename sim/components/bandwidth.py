@@ -8,8 +8,8 @@ it crosses (a push to seven peers leaves its port with weight seven). Rates are 
 and no ``r_f / s_f`` can rise without lowering one that is not larger. They are found by progressive filling: raise all
 rates together, in proportion to their shares; whoever reaches its cap, or crosses a resource that is full, stops there.
 Memory gives a stream the share of its bytes in flight, which is how a queue serves those that fill it; ports share
-evenly. Nobody has more in flight than it has left when another one comes: a stream that is near its end then ends with
-the burst of requests that meets it, and a small burst when the queue that it met is through.
+evenly. Outstanding bytes are capped by remaining bytes, as these are when another stream comes: one that is near its
+end then ends with the burst of requests that joins it, and a small burst when the queue that it joined is through.
 
 Time is integer picoseconds and rates are integer bytes per microsecond, so the unit of progress, one byte per
 microsecond for one picosecond, is 1e-6 byte and the accounting is exact.

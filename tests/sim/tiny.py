@@ -17,6 +17,7 @@ from k3sim.model.program import Call, Program
 from k3sim.sim import engine
 from k3sim.sim.components import instruction_cache
 from k3sim.sim.components.l2 import L2Residency
+from k3sim.sim.components.wave import Wave
 from k3sim.sim.machine import Machine
 from k3sim.sim.profile import load_machine
 from k3sim.sim.timeline.timeline import KernelRun, Timeline
@@ -109,6 +110,12 @@ def work(*passes: Pass, **footprint: Any) -> Work:
 def stream(num_bytes: int, **of_pass: Any) -> Work:
     """A kernel that reads ``num_bytes`` nobody else wants and does nothing else."""
     return work(Pass(reads=(reads(num_bytes),), **of_pass))
+
+
+def wave_of(one: Work, resident_blocks: int, **of_wave: Any) -> Wave:
+    """Blocks of a kernel of ``TINY`` that are resident together."""
+    run = KernelRun(index=0, rank=0, stream="main", layer=0, kind="", stage="")
+    return Wave(run, one, one.num_blocks, resident_blocks, TINY.num_sms, 1.0, 0, **of_wave)
 
 
 def call(index: int, operator: str, **columns: Any) -> Call:

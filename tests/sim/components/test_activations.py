@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tiny import TINY, call, kernel, reads, simulate, spans, work
+from tiny import TINY, call, kernel, reads, simulate, spans, wave_of, work
 
 from k3sim.kernels.work import ActivationForm, Pass
+from k3sim.sim.components.activations import ActivationLoads
 from k3sim.sim.machine import Machine
 
 Patch = pytest.MonkeyPatch
@@ -42,3 +43,10 @@ def test_activations_come_at_the_rate_of_one_sm(monkeypatch: Patch) -> None:
     loading = work(Pass(num_dependent_loads=1, activation_bytes_per_block=40))
     timeline = simulate(monkeypatch, {"a": loading}, [call(0, "a")], num_ranks=1)
     assert spans(kernel(timeline, "a"))[1:] == [("latency", 1000, 1110)]
+
+
+@pytest.mark.parametrize(("num_blocks", "load_ps"), [(10, 100), (11, 200), (20, 200), (21, 300)])
+def test_the_fullest_sm_bounds_a_load(num_blocks: int, load_ps: float) -> None:
+    one = work(Pass(), num_blocks=num_blocks)
+    # 40 bytes of each block at 0.4 a picosecond and SM.
+    assert ActivationLoads(TINY).load_ps(wave_of(one, num_blocks), one.passes[0], 40) == pytest.approx(load_ps)

@@ -11,7 +11,10 @@ Patch = pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("barrier", "reduce_ps"), [(Barrier.NONE, 0), (Barrier.CLUSTER, 60), (Barrier.GRID, 90), (Barrier.LAST, 105)]
+    ("barrier", "reduce_ps"), [
+        (Barrier.NONE, 0), (Barrier.CLUSTER, 60), (Barrier.CLUSTER_RELEASE, 120), (Barrier.GRID, 90),
+        (Barrier.LAST, 105), (Barrier.LAUNCH, 3 * (500 + 1000)),
+    ],
 )
 def test_each_barrier_has_its_time(monkeypatch: Patch, barrier: Barrier, reduce_ps: int) -> None:
     ending = work(Pass(num_block_reductions=2, barrier=barrier, num_barriers=3))

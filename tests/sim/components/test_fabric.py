@@ -125,3 +125,18 @@ def test_what_leaves_arrives_within_port_capacities(
         assert received[rank] == pytest.approx(sum(sizes[peer] for peer in group if peer != rank), abs=8)
     for counter in one.counters():
         assert max(rate for _, rate in counter.steps) <= counter.capacity_bytes_per_us
+
+
+def test_data_is_not_visible_a_tick_earlier() -> None:
+    env, one = fabric(2, all_ranks=False)
+    exchange = one.exchange(0, 0, 2)
+    one.push(0, exchange, 100)
+    env.run(until=299)
+    assert not exchange.complete.triggered
+    env.run(until=301)
+    assert exchange.complete.triggered and exchange.visible_ps == {0: 300}
+
+
+def test_each_slot_beyond_the_first_takes_longer() -> None:
+    _, one = fabric(2, slot_visibility_s=5e-12)
+    assert [one.visibility_ps(count) for count in (1, 2, 8)] == [30, 35, 65]

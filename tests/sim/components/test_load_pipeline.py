@@ -8,6 +8,8 @@ import pytest
 from tiny import PS, TINY, call, kernel, reads, simulate, spans, stream, work
 
 from k3sim.kernels.work import Pass
+from k3sim.sim.components.load_pipeline import late_reads
+from k3sim.sim.components.stream import Stream
 
 Patch = pytest.MonkeyPatch
 
@@ -139,3 +141,17 @@ def test_a_narrow_pass_draws_by_its_sms(monkeypatch: Patch) -> None:
     timeline = simulate(monkeypatch, {"a": narrow}, [call(0, "a")], machine, num_ranks=1)
     # Bytes in flight of two blocks allow 0.2 bytes a picosecond; two SMs would allow 0.4.
     assert kernel(timeline, "a").end_ps == 1100 + 5000
+
+
+@pytest.mark.parametrize(("num_bytes", "late_bytes"), [(9999, 0), (10_000, 0), (10_001, 1)])
+def test_early_reads_are_all_that_is_in_flight(num_bytes: int, late_bytes: int) -> None:
+    one = Pass(reads=(reads(num_bytes, early=True),))
+    late = late_reads(one, Stream(budget_bytes=10_000))
+    assert sum(left for _, left in late) == late_bytes
+
+
+def test_what_is_not_early_stays_late() -> None:
+    one = Pass(reads=(reads(300), reads(500, early=True)))
+    assert [left for _, left in late_reads(one, Stream(budget_bytes=200))] == [300, 300]
+    assert [left for _, left in late_reads(one, Stream(budget_bytes=200, later=Stream(budget_bytes=300)))] == [300]
+    assert [left for _, left in late_reads(one, None)] == [300, 500]

@@ -112,6 +112,10 @@ def test_a_hit_waits_for_a_queueing_fraction() -> None:
     _, one = memory()
     one.asked_bytes = 400  # as long as the queue that is free
     assert one.queueing_ps() == 0
+    one.asked_bytes = 402  # two picoseconds more, of which a hit waits a quarter
+    assert one.queueing_ps() == 0
+    one.asked_bytes = 403
+    assert one.queueing_ps() == 1
     one.asked_bytes = 1400
     assert (one.queueing_ps(), one.latency_ps()) == (250, 260)
 

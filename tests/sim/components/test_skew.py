@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from k3sim.sim.components.skew import Paces, expected_maximum_of_normals
+from k3sim.sim.components.skew import Lateness, Paces, expected_maximum_of_normals
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,13 @@ def test_ranks_are_independent() -> None:
 
 def test_without_deviation_every_pace_is_one() -> None:
     assert Paces(0.0, seed=1).pace(2, 3) == 1.0
+
+
+def test_lateness_is_that_of_summed_variances() -> None:
+    late = Lateness(0.1)
+    assert late.wait_ps(2) == 0
+    late.add(3000)
+    late.add(4000)
+    # sqrt(300^2 + 400^2) = 500, times 1/sqrt(pi) for two ranks.
+    assert late.wait_ps(2) == round(500 / math.sqrt(math.pi))
+    assert late.wait_ps(2) == 0, "ranks are alike after they waited for each other"

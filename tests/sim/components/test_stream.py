@@ -6,6 +6,9 @@ import pytest
 from tiny import call, kernel, reads, simulate, spans, stream, work
 
 from k3sim.kernels.work import Pass, ReadKind
+from k3sim.sim.components.memory import StreamLimit
+from k3sim.sim.components.stream import Stream
+from k3sim.sim.timeline.timeline import Phase
 
 Patch = pytest.MonkeyPatch
 
@@ -35,3 +38,31 @@ def test_state_is_told_from_weights(monkeypatch: Patch) -> None:
         ("weights", 1100, 1700),
         ("kv and state", 1700, 1900),
     ]
+
+
+def test_bounds_divide_the_time_by_formula() -> None:
+    stream = Stream(hbm_bytes=1000, kv_state_bytes=250, hbm_end_ps=9000)
+    limit = StreamLimit(hbm_bytes_per_us=250_000, l2_bytes_per_us=10**9)
+    # 1000 bytes at 1 byte a picosecond, at a cap of a quarter of that, and 2000 ps longer behind another stream.
+    assert stream.bounds(3000, 9500, limit, 10**6, on_main=False) == [
+        (Phase.WEIGHTS, 750), (Phase.KV_STATE, 250), (Phase.IN_FLIGHT, 3000), (Phase.STARVED, 2000)
+    ]  # fmt: skip
+    assert stream.bounds(3000, 9500, limit, 10**6, on_main=True) == [
+        (Phase.WEIGHTS, 2250), (Phase.KV_STATE, 750), (Phase.IN_FLIGHT, 3000), (Phase.STARVED, 0)
+    ]  # fmt: skip
+
+
+def test_a_stream_that_ends_in_time_is_unbound() -> None:
+    limit = StreamLimit(hbm_bytes_per_us=10**6, l2_bytes_per_us=10**9)
+    stream = Stream(hbm_bytes=1000, hbm_end_ps=2000)
+    assert stream.bounds(1000, 2000, limit, 10**6, on_main=True)[0] == (Phase.WEIGHTS, 1000)
+    assert stream.bounds(2000, 2000, limit, 10**6, on_main=True) == []  # nothing came after its start
+
+
+def test_early_reads_are_exposed_by_time() -> None:
+    stream, early = Stream(), Stream(hbm_bytes=1000, hbm_end_ps=2000, l2_end_ps=1500)
+    stream.expose(early, first_ps=1000, start_ps=1750)
+    assert (stream.hbm_bytes, stream.hbm_end_ps, stream.l2_end_ps) == (250, 2000, 1500)
+    late = Stream()
+    late.expose(early, first_ps=1000, start_ps=2000)
+    assert late.hbm_bytes == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tiny import TINY, call, kernel, reads, simulate, spans, stream, work
+from tiny import TINY, call, kernel, reads, simulate, spans, stream, wave_of, work
 
 from k3sim.kernels.work import Pass
 from k3sim.sim.timeline.critical_path import Part, critical_path, waits_ps
@@ -95,3 +95,14 @@ def test_pending_blocks_draw_by_their_own_bytes(monkeypatch: Patch) -> None:
     timeline = simulate(monkeypatch, {"a": first, "b": second}, calls, machine, num_ranks=1)
     # 900 bytes are asked for at the end of a, come from 100 later on, and nine blocks draw 0.9 a picosecond.
     assert kernel(timeline, "b").end_ps == kernel(timeline, "a").end_ps + 100 + 1000
+
+
+def test_waves_share_every_pass() -> None:
+    one = work(Pass(reads=(reads(1000),), written_bytes=100, flops=50.0), num_blocks=10)
+    parts = [
+        wave_of(one, blocks, is_part=True).passes()[0] for blocks in (4, 4, 2)
+    ]
+    assert [part.reads[0].num_bytes for part in parts] == [400, 400, 200]
+    assert [(part.written_bytes, part.flops, part.num_blocks) for part in parts] == [
+        (40, 20.0, 4), (40, 20.0, 4), (20, 10.0, 2)
+    ]  # fmt: skip
