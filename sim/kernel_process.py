@@ -70,15 +70,15 @@ class KernelProcess:
         run.start_ps, run.launched_by = self.now, self.admission.cause
         self.causes = [] if self.admission.by is None else [self.admission.cause]
         code = self.gpu.instruction_cache.launch(call)
-        held, placement = yield from self.launch()
+        footprint, placement = yield from self.launch()
         if work.prefetches:
             run.hbm_bytes += yield from self.gpu.memory.prefetch_all(work)
             run.add_span(Phase.WEIGHTS, self.now)
-            self.end(held)
+            self.end(footprint)
             return
-        resident_blocks = held.blocks - (0 if placement is None else placement.num_pending)
+        resident_blocks = footprint.blocks - (0 if placement is None else placement.num_pending)
         l1_bytes = self.gpu.occupancy.l1_bytes(work, placement)
-        wave = Wave(run, work, held.blocks, resident_blocks, self.gpu.num_sms, self.pace, l1_bytes)
+        wave = Wave(run, work, footprint.blocks, resident_blocks, self.gpu.num_sms, self.pace, l1_bytes)
         early = self.read_early(wave, placement)
         yield from self.wait_for_predecessors()
         yield from self.wait_for_peers()
@@ -95,7 +95,7 @@ class KernelProcess:
         self.count_work()
         if placement is not None:
             self.gpu.occupancy.release_all(placement, run.index)
-        self.end(held)
+        self.end(footprint)
 
     def launch(self) -> Generator[simpy.Event, Any, tuple[Footprint, Placement | None]]:
         """Wait for completion of the node before, for SMs and for the launch; the kernel's blocks are resident then."""
@@ -106,13 +106,13 @@ class KernelProcess:
                 yield env.timeout(gpu.launches.release_ps(run, admission))
                 run.add_span(Phase.RELEASE, self.now, admission.cause, launched_ps)
             first_ps = self.now + gpu.launches.first_instruction_ps(admission)
-        held = gpu.occupancy.footprint(work)
-        granted = gpu.occupancy.acquire(held, placed=bool(work.registers_per_thread))
+        footprint = gpu.occupancy.footprint(work)
+        granted = gpu.occupancy.acquire(footprint, placed=bool(work.registers_per_thread))
         waited = granted is not None
         if granted is not None:
             ended = yield granted
             run.add_span(Phase.SM_SLOTS, self.now, ended, self.now)
-        placement = gpu.occupancy.place(work, held) if work.registers_per_thread else None
+        placement = gpu.occupancy.place(work, footprint) if work.registers_per_thread else None
         if placement is not None and not placement.resident:
             waited = True
             ended = yield placement.all_resident if work.co_resident else placement.first_resident
@@ -122,10 +122,10 @@ class KernelProcess:
             # while earlier ones run.
             if waited:
                 first_ps = max(first_ps, self.now + gpu.launches.refill_ps)
-            dispatch_ps = gpu.launches.dispatch_ps(held.blocks)
+            dispatch_ps = gpu.launches.dispatch_ps(footprint.blocks)
             yield env.timeout(first_ps - self.now + gpu.launches.prologue_ps + dispatch_ps)
             run.add_span(Phase.LAUNCH, self.now, admission.cause, launched_ps)
-        return held, placement
+        return footprint, placement
 
     # -- before the dependency wait: early reads, trigger ----------------------------------------------------------
 
@@ -204,7 +204,7 @@ class KernelProcess:
                 yield from self.gpu.peers.poll(self.state.run, self.calls[index], sender, self.work.polled_slots)
 
     def wait_for_all_blocks(self, wave: Wave, placement: Placement | None, early: EarlyReads) -> Steps:
-        """Blocks that wait for one another do nothing before all of them are resident; others go on in waves."""
+        """Blocks that wait for one another do nothing before all of them are resident; others run in waves."""
         if placement is not None:
             wave.is_part = placement.num_pending > 0 and not (self.work.co_resident or self.exchanges_inside)
             if not wave.is_part and not placement.all_resident.processed:
@@ -392,8 +392,8 @@ class KernelProcess:
         if self.call.stream == "main":
             self.gpu.peers.worked(self.now - self.begun_ps)
 
-    def end(self, held: Footprint) -> None:
+    def end(self, footprint: Footprint) -> None:
         """Release the wave, and let those that wait for the kernel resume."""
         self.state.end(self.now, self.causes)
-        self.gpu.occupancy.release(held, self.state.run.index)
+        self.gpu.occupancy.release(footprint, self.state.run.index)
         self.state.done.succeed()

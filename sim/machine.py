@@ -160,7 +160,7 @@ class Machine:
 
     @property
     def l2_latency_s(self) -> float:
-        """Mean of near and far: addresses are hashed over both partitions, so reads meet both equally."""
+        """Mean of near and far: addresses are hashed over both partitions, so reads go to both equally."""
         return (self.l2_near_latency_s + self.l2_far_latency_s) / 2
 
     def partial_grid_efficiency(self, num_blocks: int) -> float:

@@ -27,7 +27,7 @@ from k3sim.sim.components.sm_timing import SCHEDULERS
 from k3sim.sim.machine import Machine
 from k3sim.sim.units import picoseconds
 
-HELD_CODE_BYTES = 64 * 1024
+WARM_CODE_BYTES = 64 * 1024
 
 
 UNKNOWN = MachineCode()
@@ -72,7 +72,7 @@ class InstructionCache:
             if other == name:
                 break
             others_bytes += num_bytes
-        is_warm = name in self._launched and others_bytes + counts.num_bytes <= HELD_CODE_BYTES
+        is_warm = name in self._launched and others_bytes + counts.num_bytes <= WARM_CODE_BYTES
         self._launched.pop(name, None)
         self._launched[name] = counts.num_bytes
         return LaunchedCode(counts, is_warm)

@@ -72,7 +72,7 @@ class Memory:
             {HBM: bytes_per_us(machine.hbm_read_bytes_per_s), L2: bytes_per_us(machine.l2_read_bytes_per_s)},
         )
         self.l2 = L2Residency(int(machine.l2_effective_bytes))
-        self.asked_bytes = 0  # of rings whose first bytes are still under way
+        self.asked_bytes = 0  # of rings whose first bytes are still on their way
         self._claimed: dict[str, int] = {}  # bytes of a region that kernels have asked for: no prefetch repeats them
         # A block resumes when its slowest line is there, and that lies in the far partition.
         self._idle_latency_ps = picoseconds(machine.l2_far_latency_s)

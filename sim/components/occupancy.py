@@ -108,11 +108,11 @@ class Occupancy:
         self._waiting.append((wanted, granted))
         return granted
 
-    def release(self, held: Footprint, by: int) -> None:
+    def release(self, footprint: Footprint, by: int) -> None:
         """Release a wave; whoever waits and fits gets its own, the longest waiting first, and learns who ended."""
-        self._free_smem += held.smem_bytes
-        self._free_threads += held.threads
-        self._free_registers += held.registers
+        self._free_smem += footprint.smem_bytes
+        self._free_threads += footprint.threads
+        self._free_registers += footprint.registers
         still: list[tuple[Footprint, simpy.Event]] = []
         for wanted, granted in self._waiting:
             if self._fits(wanted):
@@ -127,11 +127,11 @@ class Occupancy:
         self._free_threads -= wanted.threads
         self._free_registers -= wanted.registers
 
-    def place(self, work: Work, held: Footprint) -> Placement:
+    def place(self, work: Work, footprint: Footprint) -> Placement:
         """Make as many of the wave's blocks resident as fit now, evenly; the others are pending until blocks end."""
         placement = Placement(
             block=resources_of(work),
-            num_pending=held.blocks,
+            num_pending=footprint.blocks,
             carve_out=self._carve_out(work),
             all_resident=simpy.Event(self._env),
             first_resident=simpy.Event(self._env),
@@ -143,7 +143,7 @@ class Occupancy:
         return placement
 
     def release_blocks(self, placement: Placement, blocks: list[Allocation] | None, by: int) -> None:
-        """Release what some blocks of a kernel held, as they end before others; None: those of the first wave.
+        """Release what some blocks of a kernel hold, as they end before others; None: those of the first wave.
 
         ``by``: the kernel, for those who become resident in their place.
         """

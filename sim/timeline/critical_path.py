@@ -1,6 +1,6 @@
 """Where the step goes: every instant of the critical rank, attributed to one part.
 
-The walk starts at the end of the step and goes back along what held each kernel up: through its active spans,
+The walk starts at the end of the step and goes back along what each kernel waited for: through its active spans,
 and from a wait to the kernel that ended it. It stays on one rank: a wait for peers is NVLink flight from this
 rank's own send until its data was visible everywhere, and beyond that a slower peer. The segments tile the step,
 so the parts sum to it exactly, in integer picoseconds.
@@ -37,12 +37,12 @@ class Part(str, Enum):
 
     @property
     def word(self) -> str:
-        """The part as a reader meets it in tables and charts."""
+        """The part's name in tables and charts."""
         return _WORDS.get(self.value, self.value.replace("_", " "))
 
     @property
     def meaning(self) -> str:
-        """One line for a reader who meets the word for the first time."""
+        """What the part is, in one line."""
         return _MEANINGS[self.value]
 
 
@@ -52,10 +52,10 @@ _MEANINGS = {
     "l2": "bytes that L2 holds are read",
     "compute": "arithmetic beyond the streaming time",
     "launch": "a kernel starts: node to first instruction, parameters and constants",
-    "ramp_drain": "first bytes under way, slowest warps and stores, completion becoming visible",
+    "ramp_drain": "first bytes on their way, slowest warps and stores, completion becoming visible",
     "bytes_in_flight": "HBM below its speed: too few SMs or bytes in flight",
     "dependency_latency": "dependent loads and reductions inside small kernels",
-    "reduction_barrier": "blocks of a cluster or grid meet, or a counter hands over",
+    "reduction_barrier": "barrier of a cluster or grid, or hand-over by a counter",
     "nvlink_flight": "data on its way to peers, and not yet seen by their poll",
     "slower_peer": "this rank's data has arrived, another rank's has not",
     "side_stream": "a side stream has less HBM or fewer SMs than it could use",
@@ -129,7 +129,7 @@ def critical_path(timeline: Timeline) -> list[Segment]:
 def _walk_kernel(
     run: KernelRun, runs: Mapping[int, KernelRun], now: int, attribute: Callable[[int, Part, int], None]
 ) -> tuple[KernelRun | None, int]:
-    """Back through one kernel from ``now``; returns the kernel that held it up, and when."""
+    """Back through one kernel from ``now``; returns the kernel that it waited for, and when."""
     starts = [span.start_ps for span in run.spans]
     for position in range(bisect_right(starts, now) - 1, -1, -1):
         span = run.spans[position]
@@ -147,7 +147,7 @@ def _walk_kernel(
             attribute(span.cause_ps, Part.NVLINK, run.index)
             now = min(now, span.cause_ps)
             if cause is None or cause is run:
-                # A kernel that sends and then waits goes on with what it did before it sent.
+                # A kernel that sends and then waits: the walk resumes with what it did before it sent.
                 continue
             return cause, now
         if span.phase is Phase.DEPENDENCY or (span.phase in (Phase.RELEASE, Phase.REDUCE) and span.cause >= 0):
@@ -158,7 +158,7 @@ def _walk_kernel(
         part = _PART_OF_PHASE[span.phase]
         if span.phase is Phase.SM_SLOTS:
             if run.stream == "main" and span.cause in runs:
-                # The room was held by a kernel that did its own part of the step: go on with what that one did.
+                # The SMs had a kernel that did its own part of the step: the walk resumes with what that one did.
                 return runs[span.cause], min(now, span.cause_ps)
             part = Part.SIDE_STREAM
         attribute(span.start_ps, part, run.index)

@@ -1,7 +1,7 @@
 """The timeline of one decode step: kernels, the spans inside them, and resource use over time.
 
 A simulated timeline and one measured on a GPU are the same type, so every report works on both; a measured one
-lacks counters, and has the spans that start and end of its kernels allow (``start_end``).
+lacks counters, and has the spans that start and end of its kernels allow (``measured``).
 
 Times are integer picoseconds from the start of the step.
 """
@@ -20,11 +20,11 @@ class Phase(str, Enum):
 
     RELEASE = "release"  # the predecessor's stores drain and its completion becomes visible
     LAUNCH = "launch"  # graph node to first instruction
-    SM_SLOTS = "sm slots"  # no room beside the kernels that run
+    SM_SLOTS = "sm slots"  # its blocks wait for SMs beside the kernels that run
     DEPENDENCY = "dependency"  # waits for a kernel of the same rank
     PEERS = "peers"  # polls for data from other ranks
     POLL = "poll"  # data arrived in memory but is not yet seen by the poller
-    RAMP = "ramp"  # first bytes of a stream are under way
+    RAMP = "ramp"  # first bytes of a stream are on their way
     WEIGHTS = "weights"  # weights at HBM speed
     KV_STATE = "kv and state"  # KV cache or recurrent state at HBM speed
     IN_FLIGHT = "bytes in flight"  # HBM below its speed: too few SMs or bytes in flight
