@@ -53,7 +53,12 @@ def l2(gpu: Gpu, recorder: Recorder) -> None:
     L2, so its rate holds to larger regions than that of data all SMs read (``tiles_change_sm``); 8.7 MB whose parts
     change SM run above every larger region, not explained; hit and miss are told apart at 515 cycles, a gap of few.
     """
-    sms, timestamps, lat = gpu.num_sms, gpu.zeros(4096), gpu.zeros(1 << 14, "int32")
+    _rates(gpu, recorder)
+    _survivals(gpu, recorder)
+
+
+def _rates(gpu: Gpu, recorder: Recorder) -> None:
+    sms, timestamps = gpu.num_sms, gpu.zeros(4096)
     tile = {4: 65536, 8: 131072}
 
     def rate(unroll: int, tiles: int, blocks: int, probe: str, threads: int = 1024) -> None:
@@ -92,6 +97,9 @@ def l2(gpu: Gpu, recorder: Recorder) -> None:
         for unroll, threads in ((4, 256), (4, 512), (4, 1024), (8, 1024)):
             rate(unroll, (mib << 20) // (unroll * threads * 16), 1, "l2_read_one_sm", threads)
 
+
+def _survivals(gpu: Gpu, recorder: Recorder) -> None:
+    sms, timestamps, lat = gpu.num_sms, gpu.zeros(4096), gpu.zeros(1 << 14, "int32")
     steps = 24
 
     def survival(name: str, region_mib: int, streamed_mib: int, reads: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 from k3sim.calibrate.probes.gpu import BLOCK_BYTES, Gpu
@@ -67,27 +69,27 @@ def prefetches(gpu: Gpu, recorder: Recorder) -> None:
     and brings lines in, so a share is of up to so much later; a line on its way counts as not there; beside a stream
     hits and misses overlap, 3 % of either on the other side; begin is exact to the 32 ns of the timer.
     """
-    sms, timestamps, lat = gpu.num_sms, gpu.zeros(4096), gpu.zeros(1 << 12, "int32")
-    turn = 0
+    turns = count(1)  # of regions, so that none was read for 1.9 GB
+    _issues(gpu, recorder, turns)
+    _arrivals(gpu, recorder, turns)
 
-    def cold() -> Any:
-        """A region that was not read for 1.9 GB."""
-        nonlocal turn
-        turn += 1
-        return gpu.data[(turn % 240) * (REGION // 4) :]
+
+def _issues(gpu: Gpu, recorder: Recorder, turns: Iterator[int]) -> None:
+    sms, timestamps = gpu.num_sms, gpu.zeros(4096)
 
     def issue(kib: float, blocks: int) -> None:
         size = int(kib * 1024)
-        count = min(64, REGION // (size * blocks))
+        requests = min(64, REGION // (size * blocks))
 
         def sampler() -> dict[str, tuple[str, Any]]:
             readings = []
             for _ in range(recorder.replays // 4):
-                gpu.launch("prefetch_issue", blocks, 32, (cold(), size, count, timestamps))
-                readings.append(float(timestamps[:blocks].float().mean().item()) / count)
+                cold = gpu.data[(next(turns) % 240) * (REGION // 4) :]
+                gpu.launch("prefetch_issue", blocks, 32, (cold, size, requests, timestamps))
+                readings.append(float(timestamps[:blocks].float().mean().item()) / requests)
             return {"issue": ("cycle", readings)}
 
-        parameters = {"bytes_each": size, "blocks": blocks, "requests": count}
+        parameters = {"bytes_each": size, "blocks": blocks, "requests": requests}
         recorder.record("prefetch_issue", parameters, sampler)
 
     for kib in (0.5, 2, 4, 16, 64):
@@ -96,6 +98,9 @@ def prefetches(gpu: Gpu, recorder: Recorder) -> None:
         issue(kib, 8)
     issue(2, sms)
 
+
+def _arrivals(gpu: Gpu, recorder: Recorder, turns: Iterator[int]) -> None:
+    sms, lat = gpu.num_sms, gpu.zeros(1 << 12, "int32")
     begin, counter = gpu.zeros(2), gpu.zeros(4, "int32")
     other, span = gpu.data[2**28 :], 2**30
 
@@ -112,7 +117,8 @@ def prefetches(gpu: Gpu, recorder: Recorder) -> None:
                 begin.zero_()
                 counter.zero_()
                 # Regions of the first GiB; the other one is streamed.
-                region = gpu.data[(turn_of_arrival() % 120) * (REGION // 4) :]
+                turn = next(turns)
+                region = gpu.data[(turn % 120) * (REGION // 4) :]
                 args = (
                     region, ctypes.c_uint64(REGION), 16384, issuers, other, ctypes.c_uint64(window), chunk, streamers,
                     int(1000 * delay_us), lat, steps, begin, counter, 7919 * turn + 13,
@@ -132,11 +138,6 @@ def prefetches(gpu: Gpu, recorder: Recorder) -> None:
             "streaming_blocks": streamers,
         }
         recorder.record("prefetch_arrival", parameters, sampler)
-
-    def turn_of_arrival() -> int:
-        nonlocal turn
-        turn += 1
-        return turn
 
     for issuers, in_flight in ((8, 0), (sms, 0), (8, 32 * 1024)):
         for delay_us in (0.5, 1, 1.5, 2, 2.5, 3, 4, 6, 10, 16):

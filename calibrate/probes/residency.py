@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from k3sim.calibrate.probes.clocks import Clocks
@@ -71,8 +73,6 @@ def residency(gpu: Gpu, recorder: Recorder) -> None:
     its threads and shared memory, not known here; an SM is idle before each first kernel, in a step it may not be;
     entry times compare two SMs' clocks on a timer of 32 ns; blocks of one SM compare on one clock.
     """
-    import numpy
-
     sms, most = gpu.num_sms, 2 * gpu.num_sms
     width = 8 * most
     timestamps = gpu.zeros(2 * PAIRS * width)
@@ -107,31 +107,13 @@ def residency(gpu: Gpu, recorder: Recorder) -> None:
         def sampler() -> dict[str, tuple[str, Any]]:
             clocks = Clocks(gpu)
             found: dict[str, list[float]] = {}
-
-            def add(quantity: str, value: Any) -> None:
-                found.setdefault(quantity, []).append(float(value))
-
             gpu.replay(graph)
             for _ in range(recorder.replays // 4):
                 gpu.replay(graph)
                 gpu.stream.synchronize()
                 rows = timestamps.cpu().numpy().reshape(PAIRS, 2, most, 8)
-                one, two = rows[:, 0, : blocks[0]], rows[:, 1, : blocks[1]]
-                begun, ended = (clocks.us(one[..., n], one[..., 2], one[..., 3]) for n in (0, 2))
-                entered, resumed = (clocks.us(two[..., n], two[..., 2], two[..., 3]) for n in (0, 1))
-                beside, after = [], []
-                for pair in range(PAIRS):
-                    last = numpy.zeros(max(one[pair, :, 4].max(), two[pair, :, 4].max()) + 1, dtype=one.dtype)
-                    numpy.maximum.at(last, one[pair, :, 4], one[pair, :, 2])
-                    there = last[two[pair, :, 4]]
-                    gaps = (two[pair, :, 0] - there)[there > 0]  # on SMs that the first kernel was on
-                    beside.append((gaps < 0).sum() / blocks[1])
-                    after.append(numpy.median(gaps) / clocks.hz * 1e6 if gaps.size else 0.0)
-                add("share_beside", numpy.mean(beside))
-                add("entry_after_sm", numpy.mean(after))
-                add("first_entry_after_start", (entered.min(1) - begun.max(1)).mean())
-                add("last_entry_after_end", (entered.max(1) - ended.max(1)).mean())
-                add("resume_after_end", (resumed.min(1) - ended.max(1)).mean())
+                for quantity, value in _entries(clocks, rows[:, 0, : blocks[0]], rows[:, 1, : blocks[1]]).items():
+                    found.setdefault(quantity, []).append(float(value))
             return {name: ("1" if name.startswith("share") else "us", values) for name, values in found.items()}
 
         recorder.record(
@@ -148,34 +130,63 @@ def residency(gpu: Gpu, recorder: Recorder) -> None:
             sampler,
         )
 
+    for take in _placements(case, sms):
+        take()
+
+
+def _entries(clocks: Clocks, one: Any, two: Any) -> dict[str, Any]:
+    """What the records of the first and the second kernel's blocks say, mean over the pairs of one replay."""
+    import numpy
+
+    begun, ended = (clocks.us(one[..., n], one[..., 2], one[..., 3]) for n in (0, 2))
+    entered, resumed = (clocks.us(two[..., n], two[..., 2], two[..., 3]) for n in (0, 1))
+    beside, after = [], []
+    for pair in range(PAIRS):
+        last = numpy.zeros(max(one[pair, :, 4].max(), two[pair, :, 4].max()) + 1, dtype=one.dtype)
+        numpy.maximum.at(last, one[pair, :, 4], one[pair, :, 2])
+        there = last[two[pair, :, 4]]
+        gaps = (two[pair, :, 0] - there)[there > 0]  # on SMs that the first kernel was on
+        beside.append((gaps < 0).sum() / two.shape[1])
+        after.append(numpy.median(gaps) / clocks.hz * 1e6 if gaps.size else 0.0)
+    return {
+        "share_beside": numpy.mean(beside),
+        "entry_after_sm": numpy.mean(after),
+        "first_entry_after_start": (entered.min(1) - begun.max(1)).mean(),
+        "last_entry_after_end": (entered.max(1) - ended.max(1)).mean(),
+        "resume_after_end": (resumed.min(1) - ended.max(1)).mean(),
+    }
+
+
+def _placements(case: Callable[..., None], sms: int) -> Iterator[Callable[[], None]]:
+    """The shapes of the two kernels, each as a case to take."""
     large, small = 200 * 1024, 8 * 1024
-    case((0, 0))
-    case((large, large))
-    case((large, large), pdl=False)
+    yield partial(case, (0, 0))
+    yield partial(case, (large, large))
+    yield partial(case, (large, large), pdl=False)
     for smem in ((small, large), (0, large), (large, small), (large, 0)):
-        case(smem)
-        case(smem, (True, True))
-    case((small, large), (True, False))
-    case((small, large), (False, True))
-    case((small, 64 * 1024))
-    case((small, 128 * 1024))
-    case((48 * 1024, 128 * 1024))
+        yield partial(case, smem)
+        yield partial(case, smem, (True, True))
+    yield partial(case, (small, large), (True, False))
+    yield partial(case, (small, large), (False, True))
+    yield partial(case, (small, 64 * 1024))
+    yield partial(case, (small, 128 * 1024))
+    yield partial(case, (48 * 1024, 128 * 1024))
     # Half of the SMs are free.
-    case((small, large), blocks=(sms // 2, sms))
-    case((small, large), (True, True), blocks=(sms // 2, sms))
-    case((large, large), blocks=(sms // 2, sms))
+    yield partial(case, (small, large), blocks=(sms // 2, sms))
+    yield partial(case, (small, large), (True, True), blocks=(sms // 2, sms))
+    yield partial(case, (large, large), blocks=(sms // 2, sms))
     # No room by threads, and by registers.
-    case((0, 0), blocks=(2 * sms, sms), threads=(1024, 256))
-    case((0, 0), threads=(512, 256), registers=True)
-    case((0, large), threads=(512, 512), registers=True)
+    yield partial(case, (0, 0), blocks=(2 * sms, sms), threads=(1024, 256))
+    yield partial(case, (0, 0), threads=(512, 256), registers=True)
+    yield partial(case, (0, large), threads=(512, 512), registers=True)
     # Beside a kernel of few small blocks, launched as clusters and not.
     for cluster in (0, 8):
-        case((2 * 1024, 144 * 1024), (True, True), blocks=(16, sms), threads=(128, 448), cluster=cluster)
-        case((2 * 1024, 56 * 1024), (True, True), blocks=(16, sms), threads=(128, 448), cluster=cluster)
+        yield partial(case, (2 * 1024, 144 * 1024), (True, True), blocks=(16, sms), threads=(128, 448), cluster=cluster)
+        yield partial(case, (2 * 1024, 56 * 1024), (True, True), blocks=(16, sms), threads=(128, 448), cluster=cluster)
     # Registers lie in four parts of an SM, and a block's warps are dealt out over them: thirteen warps of 128 take as
     # much as sixteen of a block that has eight.
-    case((0, 0), threads=(384, 256), registers=True)
-    case((0, 0), threads=(416, 256), registers=True)
+    yield partial(case, (0, 0), threads=(384, 256), registers=True)
+    yield partial(case, (0, 0), threads=(416, 256), registers=True)
 
 
 FIRST_SPIN, SECOND_SPIN = 20_000, 120_000  # cycles: 10 us, and 60 us

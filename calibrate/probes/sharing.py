@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from k3sim.calibrate.probes.clocks import Clocks
@@ -132,23 +134,30 @@ def sharing(gpu: Gpu, recorder: Recorder) -> None:
             parameters |= {f"{name}_kind": kind, f"{name}_blocks": blocks, f"{name}_bytes_in_flight_per_sm": in_flight}
         recorder.record("shared_hbm", parameters, sampler)
 
-    hz, kib = Clocks(gpu).hz, 1024
+    hz = Clocks(gpu).hz
+    for take in _pairs(case, sms):
+        take()
+
+
+def _pairs(case: Callable[..., None], sms: int) -> Iterator[Callable[[], None]]:
+    """Kernels by themselves and in pairs, each as a case to take."""
+    kib = 1024
     most = sms // 2
     for blocks in (8, 32, most):
-        case(("bulk", blocks, 128 * kib))
+        yield partial(case, ("bulk", blocks, 128 * kib))
     for in_flight in (16, 32, 64):
-        case(("bulk", most, in_flight * kib))
-    case(("bulk", sms, 96 * kib))
-    case(("bulk", sms, 16 * kib))
-    case(("loads", sms, 64 * kib))
+        yield partial(case, ("bulk", most, in_flight * kib))
+    yield partial(case, ("bulk", sms, 96 * kib))
+    yield partial(case, ("bulk", sms, 16 * kib))
+    yield partial(case, ("loads", sms, 64 * kib))
     for in_flight in (128, 64, 32, 16):
-        case(("bulk", most, 128 * kib), ("bulk", most, in_flight * kib))
+        yield partial(case, ("bulk", most, 128 * kib), ("bulk", most, in_flight * kib))
     for blocks in (8, 32):
-        case(("bulk", sms - blocks, 128 * kib), ("bulk", blocks, 128 * kib))
-        case(("bulk", sms - blocks, 32 * kib), ("bulk", blocks, 128 * kib))
+        yield partial(case, ("bulk", sms - blocks, 128 * kib), ("bulk", blocks, 128 * kib))
+        yield partial(case, ("bulk", sms - blocks, 32 * kib), ("bulk", blocks, 128 * kib))
     for in_flight in (96, 48, 16):
-        case(("bulk", sms, 96 * kib), ("bulk", sms, in_flight * kib), same_sms=True)
-    case(("bulk", sms, 96 * kib), ("loads", sms, 64 * kib), same_sms=True)
-    case(("bulk", sms, 96 * kib), ("loads", sms, 16 * kib), same_sms=True)
-    case(("loads", sms, 64 * kib), ("loads", sms, 64 * kib), same_sms=True)
-    case(("bulk", most, 128 * kib), ("loads", most, 64 * kib))
+        yield partial(case, ("bulk", sms, 96 * kib), ("bulk", sms, in_flight * kib), same_sms=True)
+    yield partial(case, ("bulk", sms, 96 * kib), ("loads", sms, 64 * kib), same_sms=True)
+    yield partial(case, ("bulk", sms, 96 * kib), ("loads", sms, 16 * kib), same_sms=True)
+    yield partial(case, ("loads", sms, 64 * kib), ("loads", sms, 64 * kib), same_sms=True)
+    yield partial(case, ("bulk", most, 128 * kib), ("loads", most, 64 * kib))

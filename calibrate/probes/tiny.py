@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from k3sim.calibrate.probes.clocks import Clocks
@@ -135,8 +137,6 @@ def tiny_kernels(gpu: Gpu, recorder: Recorder) -> None:
     A pattern is one round of the graph: G streams weights on all SMs, t is tiny. Every kernel depends on the one
     before it.
     """
-    import numpy
-
     rounds, width, sms = 32, 16 * 132, gpu.num_sms
     timestamps = gpu.zeros(3 * rounds * width)
     mid, result, third, other, scrap = (gpu.zeros(4096) for _ in range(5))
@@ -183,25 +183,7 @@ def tiny_kernels(gpu: Gpu, recorder: Recorder) -> None:
                 gpu.replay(graph)
                 gpu.stream.synchronize()
                 rows = timestamps[: length * rounds * width].cpu().numpy().reshape(rounds, length, 132, 16)
-                begun, ended, resumed = (numpy.zeros((rounds, length)) for _ in range(3))
-                for position, kind in enumerate(pattern):
-                    large = kind == "G"
-                    row = rows[:, position, : sms if large else blocks]
-                    last, timer = (row[..., 4], row[..., 5]) if large else (row[..., 8], row[..., 9])
-                    entry, end = clocks.us(row[..., 0], last, timer), clocks.us(last, last, timer)
-                    begun[:, position], ended[:, position] = entry.min(1), end.max(1)
-                    resumed[:, position] = clocks.us(row[..., 2], last, timer).min(1)
-                    add(position, "first_to_last_entry", "us", (entry.max(1) - entry.min(1)).mean())
-                    add(position, "first_to_last_end", "us", (end.max(1) - end.min(1)).mean())
-                    for quantity, late, early in LARGE_STAGES if large else TINY_STAGES:
-                        add(position, quantity, "cycle", (row[:, 0, late] - row[:, 0, early]).mean())
-                before = numpy.roll(ended.ravel(), 1).reshape(rounds, length)
-                for position, kind in enumerate(pattern):
-                    add(position, "end_to_entry", "us", (begun - before)[1:, position].mean())
-                    add(position, "end_to_end", "us", (ended - before)[1:, position].mean())
-                    if wait and kind == "t":
-                        add(position, "end_to_resume", "us", (resumed - before)[1:, position].mean())
-                add(0, "period_of_round", "us", (ended[-1, -1] - ended[0, -1]) / (rounds - 1))
+                _stages_of_replay(rows, pattern, blocks, sms, clocks, bool(wait), add)
             return found
 
         parameters = {
@@ -215,22 +197,62 @@ def tiny_kernels(gpu: Gpu, recorder: Recorder) -> None:
         }
         recorder.record("tiny_kernel", parameters, sampler)
 
+    for take in _patterns(case):
+        take()
+
+
+def _stages_of_replay(
+    rows: Any,
+    pattern: str,
+    blocks: int,
+    sms: int,
+    clocks: Clocks,
+    wait: bool,
+    add: Callable[[int, str, str, Any], None],
+) -> None:
+    """Add the stages of every kernel of a pattern, by the records of one replay: round, position, block, timestamp."""
+    import numpy
+
+    rounds, length = rows.shape[0], len(pattern)
+    begun, ended, resumed = (numpy.zeros((rounds, length)) for _ in range(3))
+    for position, kind in enumerate(pattern):
+        large = kind == "G"
+        row = rows[:, position, : sms if large else blocks]
+        last, timer = (row[..., 4], row[..., 5]) if large else (row[..., 8], row[..., 9])
+        entry, end = clocks.us(row[..., 0], last, timer), clocks.us(last, last, timer)
+        begun[:, position], ended[:, position] = entry.min(1), end.max(1)
+        resumed[:, position] = clocks.us(row[..., 2], last, timer).min(1)
+        add(position, "first_to_last_entry", "us", (entry.max(1) - entry.min(1)).mean())
+        add(position, "first_to_last_end", "us", (end.max(1) - end.min(1)).mean())
+        for quantity, late, early in LARGE_STAGES if large else TINY_STAGES:
+            add(position, quantity, "cycle", (row[:, 0, late] - row[:, 0, early]).mean())
+    before = numpy.roll(ended.ravel(), 1).reshape(rounds, length)
+    for position, kind in enumerate(pattern):
+        add(position, "end_to_entry", "us", (begun - before)[1:, position].mean())
+        add(position, "end_to_end", "us", (ended - before)[1:, position].mean())
+        if wait and kind == "t":
+            add(position, "end_to_resume", "us", (resumed - before)[1:, position].mean())
+    add(0, "period_of_round", "us", (ended[-1, -1] - ended[0, -1]) / (rounds - 1))
+
+
+def _patterns(case: Callable[..., None]) -> Iterator[Callable[[], None]]:
+    """Patterns with their batches of weights and copies of code, each as a case to take."""
     for copies in (1, 8, 32):
-        case("t", 0, copies)
-    case("t", 0, 1, blocks=8)
-    case("t", 0, 1, threads=128)
-    case("t", 0, 1, pdl=True)
+        yield partial(case, "t", 0, copies)
+    yield partial(case, "t", 0, 1, blocks=8)
+    yield partial(case, "t", 0, 1, threads=128)
+    yield partial(case, "t", 0, 1, pdl=True)
     for batches in (0, 1, 2, 4, 6):
-        case("G", batches, 32)
-    case("G", 6, 1)
+        yield partial(case, "G", batches, 32)
+    yield partial(case, "G", 6, 1)
     for batches, copies in ((0, 1), (0, 32), (1, 32), (6, 1), (6, 8), (6, 32)):
-        case("Gt", batches, copies)
-    case("Gt", 6, 32, blocks=8)
-    case("Gt", 6, 32, threads=128)
-    case("t", 0, 1, rehearse=True)
-    case("Gt", 6, 32, rehearse=True)
-    case("Gt", 6, 32, threads=128, rehearse=True)
-    case("Gt", 6, 32, pdl=True)
-    case("Gt", 6, 32, pdl=True, rehearse=True)
-    case("Gt", 6, 32, blocks=8, pdl=True)
-    case("Gtt", 6, 32)
+        yield partial(case, "Gt", batches, copies)
+    yield partial(case, "Gt", 6, 32, blocks=8)
+    yield partial(case, "Gt", 6, 32, threads=128)
+    yield partial(case, "t", 0, 1, rehearse=True)
+    yield partial(case, "Gt", 6, 32, rehearse=True)
+    yield partial(case, "Gt", 6, 32, threads=128, rehearse=True)
+    yield partial(case, "Gt", 6, 32, pdl=True)
+    yield partial(case, "Gt", 6, 32, pdl=True, rehearse=True)
+    yield partial(case, "Gt", 6, 32, blocks=8, pdl=True)
+    yield partial(case, "Gtt", 6, 32)
