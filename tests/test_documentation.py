@@ -171,7 +171,7 @@ RETIRED = (
 )
 
 
-WITHOUT_LABELS = [one for one in [*USER_PAGES, *JOURNAL] if one.name not in ("measured.md", "design.md")]
+WITHOUT_LABELS = [one for one in [*USER_PAGES, *JOURNAL] if one.name != "measured.md"]
 
 
 # Not measured.md: its labels are those of stored samples and of sources.
