@@ -13,7 +13,6 @@ of the others the summaries.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,11 +21,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.probes.recorder import MOST_KEPT, checksum
 from k3sim.errors import UserError
+from k3sim.model.documents.document import Accepted, read_json, shown_path
+from k3sim.model.documents.kinds import Kind
 
-PROBE_SCHEMAS = (1, 2)
-ACCEPTED = "a sample file that 'k3sim calibrate' or 'k3sim kernels bench' wrote"
+ACCEPTED = Accepted(
+    what="a sample file that 'k3sim calibrate' or 'k3sim kernels bench' wrote",
+    kinds=(Kind.PROBES, Kind.KERNEL_TIMES),
+    most_bytes=64 << 20,
+)
 
 #: By unit: how far the medians of two runs may lie apart, and how wide the middle 80 % of repetitions may be. Each is
 #: a share of the median or an absolute amount, whichever is more. Timer steps (32 ns, averaged over a graph's nodes)
@@ -136,187 +139,81 @@ class SampleFile:
         return [(one, one.instability) for one in self.samples if one.instability]
 
 
-class _Refusal(Exception):
-    """What is wrong in a file; ``read_samples`` adds its name."""
-
-
 def read_samples(path: Path) -> SampleFile:
     """Read and check a file of probes or of kernels.
 
-    Raises UserError, one line with the file, what stood there and what is accepted, where it cannot be read, is no
-    whole JSON document, is of another kind or schema, contradicts itself, or differs from its checksum.
+    Raises UserError, all faults in one line, where the file cannot be read, is of another kind or schema, contradicts
+    itself, or differs from its checksum.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read samples {path}: {error.strerror}; accepted is {ACCEPTED}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"samples {path} are no whole JSON document ({error}); accepted is {ACCEPTED}") from None
-    try:
-        if not isinstance(document, dict):
-            raise _Refusal(f"the file holds a {type(document).__name__}; accepted is {ACCEPTED}")
-        if "steps" in document or "step_us" in document:
-            raise _Refusal(f"these are times of whole decode steps, which no fit may use; accepted is {ACCEPTED}")
-        given = document.get("checksum")
-        if given is not None and given != checksum(document):
-            raise _Refusal(
-                f"the content does not match its checksum {str(given)[:19]}...; accepted is a file as it was written"
-            )
-        if "cases" in document:
-            return _primitives(path, document)
-        if "timings" in document:
-            return _kernels(path, document)
-        raise _Refusal(f"it has neither 'cases' nor 'timings'; accepted is {ACCEPTED}")
-    except _Refusal as refusal:
-        raise UserError(f"samples {path}: {refusal}") from None
+    from k3sim.calibrate.sample_rules import check_samples
 
-
-def _primitives(path: Path, document: dict[str, Any]) -> SampleFile:
-    schema = document.get("schema_version")
-    if schema not in PROBE_SCHEMAS or isinstance(schema, bool):
-        raise _Refusal(f"schema_version is {schema!r}, accepted are {' and '.join(map(str, PROBE_SCHEMAS))}")
-    if schema == 2 and "checksum" not in document:
-        raise _Refusal("it lacks 'checksum', which schema 2 requires")
-    gpu, num_sms, l2_bytes, date = (
-        _entry("the head", document, "gpu", str),
-        _entry("the head", document, "num_sms", int),
-        _entry("the head", document, "l2_bytes", int),
-        _entry("the head", document, "date", str),
-    )
-    samples = []
-    for number, case in enumerate(_entry("the file", document, "cases", list)):
-        where = f"case {number}"
-        probe = _entry(where, case, "probe", str)
-        where = f"{where} ({probe})"
-        parameters = _entry(where, case, "parameters", dict)
-        clocks = _entry(where, case, "sm_clock_hz", list) if "sm_clock_hz" in case else []
-        clock_hz = tuple(_number(f"{where} sm_clock_hz", one) for one in clocks)
-        for quantity, reading in _entry(where, case, "readings", dict).items():
-            here = f"{where} {quantity}"
-            unit = _entry(here, reading, "unit", str)
-            if unit not in APART and unit != "ns":
-                raise _Refusal(f"{here} has unit {unit!r}, accepted are {', '.join(APART)} and ns")
-            rows = _entry(here, reading, "runs", list)
-            summarised = "samples" not in reading and "thinned" in document
-            kept = reading.get("samples", [[]] * len(rows))
-            if not rows or not isinstance(kept, list) or len(kept) != len(rows):
-                raise _Refusal(f"{here} has {len(rows)} runs and samples {kept!r:.40}, accepted is a list for each run")
-            runs = tuple(
-                _run(f"{here} run {index}", row, values, needs_values=schema == 2 and not summarised)
-                for index, (row, values) in enumerate(zip(rows, kept, strict=True))
-            )
-            if unit != "ns":  # steps of a timer are no sample
-                samples.append(
-                    Sample(
-                        case=probe, parameters=parameters, quantity=quantity, unit=unit, runs=runs, clock_hz=clock_hz
-                    )
-                )
+    document = read_json(path, ACCEPTED)
+    check_samples(document, (*APART, "ns"))
+    document.settle()
+    given = document.value
+    samples = _of_probes(given["cases"]) if "cases" in given else _of_kernels(given["timings"])
     if not samples:
-        raise _Refusal("it holds no case; accepted is at least one")
-    head = {name: value for name, value in document.items() if name != "cases"}
+        raise UserError(f"{shown_path(path)}: it has no sample; accepted: {ACCEPTED.what}")
+    if "cases" in given:
+        kind, where = "primitives", {name: value for name, value in given.items() if name != "cases"}
+    else:
+        kind, where = "kernels", given["environment"]
     return SampleFile(
         path=path,
-        kind="primitives",
-        gpu=gpu,
-        num_sms=num_sms,
-        l2_bytes=l2_bytes,
-        date=date,
-        metadata=head,
-        samples=tuple(samples),
-    )
-
-
-def _run(where: str, row: Any, values: Any, *, needs_values: bool) -> Run:
-    if not isinstance(row, list) or len(row) != 4:
-        raise _Refusal(f"{where} is {row!r:.60}, accepted is [median, p10, p90, count]")
-    median, p10, p90 = (_number(where, one) for one in row[:3])
-    count = row[3]
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise _Refusal(f"{where} has count {count!r:.20}, accepted is a whole number above 0")
-    if not p10 <= median <= p90:
-        raise _Refusal(f"{where} has p10 {p10}, median {median}, p90 {p90}; accepted is p10 <= median <= p90")
-    if not isinstance(values, list) or (needs_values and not values):
-        raise _Refusal(f"{where} lacks its samples; accepted is every repetition")
-    numbers = tuple(_number(where, one) for one in values)
-    if numbers:
-        if count <= MOST_KEPT and len(numbers) != count:
-            raise _Refusal(f"{where} says {count} repetitions and holds {len(numbers)}; accepted are as many")
-        # Values and summary are both rounded to five digits.
-        found = statistics.median(numbers)
-        if abs(found - median) > 2e-4 * max(abs(found), abs(median)):
-            raise _Refusal(f"{where} says median {median}, that of its samples is {found:.6g}; accepted are equal ones")
-    return Run(median=median, p10=p10, p90=p90, count=count, values=numbers)
-
-
-def _kernels(path: Path, document: dict[str, Any]) -> SampleFile:
-    where = _entry("the file", document, "environment", dict)
-    gpu, date = _entry("environment", where, "gpu", str), _entry("environment", where, "date", str)
-    samples = []
-    for number, timing in enumerate(_entry("the file", document, "timings", list)):
-        name = f"timing {number}"
-        title = _entry(name, timing, "name", str)
-        case = f"{timing['operator']} {timing['case']}" if {"operator", "case"} <= timing.keys() else title
-        peers = _entry(name, timing, "peers", list) if "peers" in timing else []
-        rows = [(case, timing), *((f"{case} ({_entry(name, one, 'name', str)})", one) for one in peers)]
-        for label, row in rows:
-            if "error" not in row:  # a peer that is not installed
-                runs = _kernel_runs(f"{name} ({label})", row)
-                parameters = {"rows": timing["rows"]} if "rows" in timing else {}
-                samples.append(Sample(case=label, parameters=parameters, quantity="time", unit="us", runs=runs))
-    if not samples:
-        raise _Refusal("it holds no timing; accepted is at least one")
-    return SampleFile(
-        path=path,
-        kind="kernels",
-        gpu=gpu,
-        num_sms=_entry("environment", where, "num_sms", int),
-        l2_bytes=_entry("environment", where, "l2_bytes", int),
-        date=date[:7],
+        kind=kind,
+        gpu=where["gpu"],
+        num_sms=where["num_sms"],
+        l2_bytes=where["l2_bytes"],
+        date=where["date"][:7],
         metadata=where,
         samples=tuple(samples),
     )
 
 
-def _kernel_runs(where: str, row: dict[str, Any]) -> tuple[Run, ...]:
-    values = tuple(_number(where, one) for one in _entry(where, row, "samples_us", list))
-    if len(values) < 2:
-        raise _Refusal(f"{where} has {len(values)} samples, accepted are 2 or more")
-    stated = {name: _number(where, row.get(f"{name}_us")) for name in ("median", "p10", "p90")}
-    ordered = sorted(values)
-    found = {
-        "median": statistics.median(values),
-        **{
-            f"p{percent}": ordered[min(len(ordered) - 1, math.ceil(percent / 100 * len(ordered)) - 1)]
-            for percent in (10, 90)
-        },
-    }
-    for name, value in stated.items():
-        # Samples are stored with four digits, the summary with four decimals from before that.
-        allowed = 0.51 * 10 ** (math.floor(math.log10(value)) - 3) + 1e-4 if value > 0 else 0.0
-        if abs(found[name] - value) > allowed:
-            raise _Refusal(f"{where} says {name} {value}, that of its samples is {found[name]:.6g}; accepted are equal")
-    runs = [
-        Run(median=stated["median"], p10=stated["p10"], p90=stated["p90"], count=len(values), values=values)
+def _of_probes(cases: Sequence[Mapping[str, Any]]) -> list[Sample]:
+    """The samples of cases that have been checked."""
+    return [
+        Sample(
+            case=case["probe"],
+            parameters=case["parameters"],
+            quantity=quantity,
+            unit=reading["unit"],
+            runs=tuple(
+                Run(median=float(median), p10=float(p10), p90=float(p90), count=count, values=tuple(map(float, values)))
+                for (median, p10, p90, count), values in zip(
+                    reading["runs"], reading.get("samples", [[]] * len(reading["runs"])), strict=True
+                )
+            ),
+            clock_hz=tuple(map(float, case.get("sm_clock_hz", ()))),
+        )
+        for case in cases
+        for quantity, reading in case["readings"].items()
+        if reading["unit"] != "ns"  # steps of a timer are no sample
     ]
+
+
+def _of_kernels(timings: Sequence[Mapping[str, Any]]) -> list[Sample]:
+    """The samples of timings that have been checked, peers beside them."""
+    samples = []
+    for timing in timings:
+        case = f"{timing['operator']} {timing['case']}" if {"operator", "case"} <= timing.keys() else timing["name"]
+        parameters = {"rows": timing["rows"]} if "rows" in timing else {}
+        rows = [(case, timing), *((f"{case} ({one['name']})", one) for one in timing.get("peers", ()))]
+        samples += [
+            Sample(case=label, parameters=parameters, quantity="time", unit="us", runs=_kernel_runs(row))
+            for label, row in rows
+            if "error" not in row  # a peer that is not installed
+        ]
+    return samples
+
+
+def _kernel_runs(row: Mapping[str, Any]) -> tuple[Run, ...]:
+    values = tuple(map(float, row["samples_us"]))
+    median, p10, p90 = (float(row[f"{name}_us"]) for name in ("median", "p10", "p90"))
+    runs = [Run(median=median, p10=p10, p90=p90, count=len(values), values=values)]
     if "second_median_us" in row:
-        second = _number(where, row["second_median_us"])
-        runs.append(Run(median=second, p10=None, p90=None, count=len(values)))
+        runs.append(Run(median=float(row["second_median_us"]), p10=None, p90=None, count=len(values)))
     return tuple(runs)
-
-
-def _entry(where: str, given: Any, name: str, kind: type) -> Any:
-    if not isinstance(given, dict) or name not in given:
-        raise _Refusal(f"{where} lacks {name!r}; accepted is {ACCEPTED}")
-    value = given[name]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise _Refusal(f"{where} has {name} {value!r:.40}, accepted is a {kind.__name__}")
-    return value
-
-
-def _number(where: str, given: Any) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
-        raise _Refusal(f"{where} holds {given!r:.40}, accepted are finite numbers")
-    return float(given)
 
 
 def unstable(samples: Sequence[Sample]) -> list[str]:

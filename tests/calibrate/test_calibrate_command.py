@@ -78,7 +78,7 @@ def test_a_refit_prints_a_table(folder: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ("--from none.json", "cannot read samples none.json: No such file or directory"),
+        ("--from none.json", "none.json: cannot be read (No such file or directory)"),
         ("--from h201", "no stored samples of 'h201'; accepted: a sample file, or one of h200"),
         ("--from h200 --base h201", "unknown machine 'h201'"),
         ("--from h200 --base mine.json", "base is 'mine.json'; accepted: a shipped profile, b200, "),

@@ -199,8 +199,8 @@ def reading(document: Document) -> Document:
 
 
 BAD: list[tuple[str, object, str]] = [
-    ("an edited value", edited(lambda d: reading(d)["samples"][0].__setitem__(0, 1.005)), "not match its checksum"),
-    ("an edited head", edited(lambda d: d.update(date="2026-12")), "does not match its checksum"),
+    ("an edited value", edited(lambda d: reading(d)["samples"][0].__setitem__(0, 1.005)), "checksum is"),
+    ("an edited head", edited(lambda d: d.update(date="2026-12")), "which the content does not match"),
     (
         "a median that is not that of the samples",
         signed(edited(lambda d: reading(d)["runs"][0].__setitem__(0, 1.019))),
@@ -209,7 +209,7 @@ BAD: list[tuple[str, object, str]] = [
     (
         "a repetition less",
         signed(edited(lambda d: reading(d)["samples"][1].pop())),
-        "says 4 repetitions and holds 3; accepted are as many",
+        "says 4 repetitions and has 3 samples, accepted: as many",
     ),
     ("no samples", signed(edited(lambda d: reading(d).pop("samples"))), "lacks its samples"),
     (
@@ -220,16 +220,16 @@ BAD: list[tuple[str, object, str]] = [
     (
         "deciles in disorder",
         signed(edited(lambda d: reading(d)["runs"][0].__setitem__(1, 5.0))),
-        "accepted is p10 <= median <= p90",
+        "accepted: p10 <= median <= p90",
     ),
-    ("another schema", signed(edited(lambda d: d.update(schema_version=3))), "is 3, accepted are 1 and 2"),
-    ("no checksum", {k: v for k, v in small().items() if k != "checksum"}, "lacks 'checksum', which schema 2 requires"),
-    ("an unknown unit", signed(edited(lambda d: reading(d).update(unit="furlong"))), "'furlong', accepted are B/s"),
-    ("no number", signed(edited(lambda d: reading(d)["runs"][0].__setitem__(0, "x"))), "accepted are finite numbers"),
-    ("no case", signed(edited(lambda d: d.update(cases=[]))), "it holds no case"),
-    ("whole steps", stored("h200-decode-steps.json"), "whole decode steps, which no fit may use"),
-    ("another document", {"schema_version": 1}, "it has neither 'cases' nor 'timings'"),
-    ("a list", [], "the file holds a list"),
+    ("another schema", signed(edited(lambda d: d.update(schema_version=3))), "schema_version is 3, accepted: 1 or 2"),
+    ("no checksum", {k: v for k, v in small().items() if k != "checksum"}, "lacks checksum, which schema 2 requires"),
+    ("an unknown unit", signed(edited(lambda d: reading(d).update(unit="furlong"))), 'is "furlong", accepted: B/s'),
+    ("no number", signed(edited(lambda d: reading(d)["runs"][0].__setitem__(0, "x"))), "accepted: [median, p10, p90,"),
+    ("no case", signed(edited(lambda d: d.update(cases=[]))), "cases is [], accepted: a list that is not empty"),
+    ("whole steps", stored("h200-decode-steps.json"), "this is a list of whole decode steps"),
+    ("another document", {"schema_version": 1}, "lacks cases of probes and timings of kernels"),
+    ("a list", [], "holds [], which is no JSON object"),
 ]
 
 
@@ -242,6 +242,31 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path: Path, document: object, rea
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "accepted" in str(caught.value) or "checksum" in str(caught.value)
+
+
+def test_all_faults_of_samples_are_one_line(tmp_path: Path) -> None:
+    document = {**small(), "num_sms": 0, "gpu": None}
+    document["cases"][0]["sm_clock_hz"] = [1.98e9, "fast"]
+    readings = {"time": {"unit": "us", "runs": [[2, 3, 4, 1]]}}
+    document["cases"].append({"probe": "fence", "parameters": {}, "readings": readings})
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(signed(document), indent=1))
+    with pytest.raises(UserError) as caught:
+        read_samples(path)
+    assert str(caught.value) == (
+        f"{path}: line 3: gpu is null, accepted: a text that is not empty; line 4: num_sms is 0, accepted: a whole "
+        'number from 1 to 100000; line 17: cases[0].sm_clock_hz[1] is "fast", accepted: 1e+06 to 1e+12 Hz; line 60: '
+        "cases[1].readings.time.runs[0] is [2, 3, 4, 1], accepted: p10 <= median <= p90"
+    )
+
+
+@pytest.mark.parametrize("value", [10**400, 1e308, float("nan"), float("inf")])
+def test_numbers_beyond_reason_are_refused(tmp_path: Path, value: float) -> None:
+    kernels = stored("h200-kernels.json")
+    kernels["timings"] = kernels["timings"][:1]
+    kernels["timings"][0]["samples_us"][0] = value
+    with pytest.raises(UserError, match=r"timings\[0\]\.samples_us is \[.*accepted: a list of finite numbers"):
+        read_samples(write(tmp_path / "a.json", signed(kernels)))
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -273,9 +298,9 @@ def test_a_truncated_file_and_one_that_is_not_there(tmp_path: Path) -> None:
     whole = (DATA / "h200-primitives.json").read_text(encoding="utf-8")
     cut = tmp_path / "cut.json"
     cut.write_text(whole[: len(whole) // 2], encoding="utf-8")
-    with pytest.raises(UserError, match="no whole JSON document"):
+    with pytest.raises(UserError, match=r"not valid JSON: .*accepted: a sample file that 'k3sim calibrate'"):
         read_samples(cut)
-    with pytest.raises(UserError, match=r"cannot read samples .*No such file"):
+    with pytest.raises(UserError, match=r"none\.json: cannot be read \(No such file"):
         read_samples(tmp_path / "none.json")
 
 
@@ -284,14 +309,14 @@ def test_the_stored_probes_cannot_be_edited_unseen(tmp_path: Path) -> None:
     document = stored()
     reading = next(iter(document["cases"][100]["readings"].values()))
     reading["runs"][0][3] += 1
-    with pytest.raises(UserError, match="does not match its checksum"):
+    with pytest.raises(UserError, match="which the content does not match"):
         read_samples(write(tmp_path / "a.json", document))
 
 
 def test_kernel_times_cannot_be_edited_unseen(tmp_path: Path) -> None:
     document = stored("h200-kernels.json")
     document["timings"][0]["median_us"] *= 0.98
-    with pytest.raises(UserError, match=r"timing 0 .* says median 19\.5\d+, that of its samples is 19\.9"):
+    with pytest.raises(UserError, match=r"timings\[0\]\.median_us is 19\.5\d+, that of the samples is 19\.9"):
         read_samples(write(tmp_path / "a.json", document))
 
 
