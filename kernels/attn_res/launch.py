@@ -67,13 +67,8 @@ def _check_rows(prefix: torch.Tensor, delta: torch.Tensor | None, out: torch.Ten
 
 
 def attn_res(
-    snapshots: torch.Tensor,
-    prefix: torch.Tensor,
-    delta: torch.Tensor | None,
-    query_norm: torch.Tensor,
-    query: torch.Tensor,
-    norm_weight: torch.Tensor,
-    out: torch.Tensor,
+    snapshots: torch.Tensor, prefix: torch.Tensor, delta: torch.Tensor | None, query_norm: torch.Tensor,
+    query: torch.Tensor, norm_weight: torch.Tensor, out: torch.Tensor,
     *,
     num_snapshots: int,
     pdl: bool = False,
@@ -98,10 +93,7 @@ def attn_res(
 
 
 def snapshot_part(
-    snapshots: torch.Tensor,
-    query_norm: torch.Tensor,
-    query: torch.Tensor,
-    stats: torch.Tensor,
+    snapshots: torch.Tensor, query_norm: torch.Tensor, query: torch.Tensor, stats: torch.Tensor,
     weighted: torch.Tensor,
     *,
     num_snapshots: int,
@@ -127,14 +119,8 @@ def snapshot_part(
 
 
 def fold_prefix(
-    stats: torch.Tensor,
-    weighted: torch.Tensor,
-    prefix: torch.Tensor,
-    delta: torch.Tensor | None,
-    query_norm: torch.Tensor,
-    query: torch.Tensor,
-    norm_weight: torch.Tensor,
-    out: torch.Tensor,
+    stats: torch.Tensor, weighted: torch.Tensor, prefix: torch.Tensor, delta: torch.Tensor | None,
+    query_norm: torch.Tensor, query: torch.Tensor, norm_weight: torch.Tensor, out: torch.Tensor,
     *,
     pdl: bool = False,
 ) -> torch.Tensor:

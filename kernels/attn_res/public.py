@@ -16,6 +16,12 @@ from k3sim.model.program import Weight
 CLUSTER_BLOCKS = 8
 
 
+def _sources(rows: int, hidden: int, sources: int, *, early: bool) -> tuple[Read, Read]:
+    """Parameters, which need no predecessor, and the snapshots."""
+    snapshots = rows * (sources - 1) * hidden * BF16_BYTES
+    return parameters(hidden, early=early), Read(region=SNAPSHOTS, num_bytes=snapshots, kind=ReadKind.KV_STATE)
+
+
 def single_block(weights: Sequence[Weight], *, rows: int, hidden: int, sources: int) -> Work:
     """Mix ``sources`` vectors (snapshots and prefix) of ``[rows, hidden]`` after adding the newest delta."""
     row_bytes = hidden * BF16_BYTES
@@ -24,38 +30,25 @@ def single_block(weights: Sequence[Weight], *, rows: int, hidden: int, sources: 
         Pass(
             num_dependent_loads=2,  # prefix and delta, then the snapshots
             activation_bytes_per_block=2 * row_bytes,
-            reads=(
-                parameters(hidden, early=False),
-                Read(region=SNAPSHOTS, num_bytes=rows * (sources - 1) * row_bytes, kind=ReadKind.KV_STATE),
-            ),
+            reads=_sources(rows, hidden, sources, early=False),
             # The logits of all sources together (sums of squares and dots), the softmax, the RMSNorm.
             num_block_reductions=3,
         ),
-        threads=512,
-        smem_kib=32,
-        in_flight_kib=32,
-        max_per_sm=2,
-    )
+        threads=512, smem_kib=32, in_flight_kib=32, max_per_sm=2,
+    )  # fmt: skip
 
 
 def snapshot_sums(weights: Sequence[Weight], *, rows: int, hidden: int, sources: int) -> Work:
     """Running maximum, denominator and weighted sum over the snapshots alone, for two coming call sites."""
-    row_bytes = hidden * BF16_BYTES
     return block_work(
         2 * rows,
         Pass(
             num_dependent_loads=1,
-            reads=(
-                parameters(hidden, early=True),
-                Read(region=SNAPSHOTS, num_bytes=rows * (sources - 1) * row_bytes, kind=ReadKind.KV_STATE),
-            ),
+            reads=_sources(rows, hidden, sources, early=True),
             num_block_reductions=2,
         ),
-        threads=512,
-        smem_kib=32,
-        in_flight_kib=32,
-        max_per_sm=2,
-    )
+        threads=512, smem_kib=32, in_flight_kib=32, max_per_sm=2,
+    )  # fmt: skip
 
 
 def consume(weights: Sequence[Weight], *, rows: int, hidden: int, slots: int) -> Work:
@@ -76,8 +69,5 @@ def consume(weights: Sequence[Weight], *, rows: int, hidden: int, slots: int) ->
             num_barriers=1,
         ),
         Pass(num_block_reductions=1, barrier=Barrier.CLUSTER, num_barriers=1),  # RMSNorm of the mix
-        threads=256,
-        smem_kib=16,
-        in_flight_kib=16,
-        max_per_sm=4,
-    )
+        threads=256, smem_kib=16, in_flight_kib=16, max_per_sm=4,
+    )  # fmt: skip

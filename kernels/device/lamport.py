@@ -25,6 +25,17 @@ CONTROL_ARRIVALS = 4
 CONTROL_ROWS = 8
 
 
+def await4(g_address: Int64, empty_word: int) -> ptx.Words:
+    """16 bytes, once none of their words is ``empty_word``."""
+    checks = " ".join(f"setp.eq.u32 p, {{$w{i}}}, {empty_word:#x}; @p bra again;" for i in range(4))
+    arrived: ptx.Words = ptx.inline_ptx(
+        "{ .reg .pred p; again: ld.volatile.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}]; " + checks + " }",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[g_address],
+    )
+    return arrived
+
+
 @cute.jit
 def await_slots(
     gSlots: Int64,

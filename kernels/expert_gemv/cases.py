@@ -48,14 +48,7 @@ def random_experts(
     def scales(*shape: int) -> torch.Tensor:
         return torch.randint(scale_low, scale_high, shape, dtype=torch.uint8, device=device, generator=generator)
 
-    return Experts(
-        gate=codes(count, width, LATENT // 2),
-        gate_scales=scales(count, width, LATENT // 32),
-        up=codes(count, width, LATENT // 2),
-        up_scales=scales(count, width, LATENT // 32),
-        down=codes(count, LATENT, width // 2),
-        down_scales=scales(count, LATENT, width // 32),
-    )
+    return Experts.made_of(codes, scales, count=count, width=width, latent=LATENT)
 
 
 def expert_bytes(width: int) -> int:

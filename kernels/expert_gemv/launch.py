@@ -108,11 +108,7 @@ def _function(width: int, fp32_out: bool, part: str, num_peers: int = 0) -> Any:
 
 
 def expert_gemv(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    packed: PackedExperts,
-    out: torch.Tensor,
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, packed: PackedExperts, out: torch.Tensor,
     workspace: ExpertWorkspace,
 ) -> None:
     """Write this rank's partial latent to ``out`` [R, L] (bf16 or fp32), on the current stream.
@@ -131,12 +127,7 @@ def expert_gemv(
 
 
 def expert_gemv_push(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    packed: PackedExperts,
-    peers: TailPeers,
-    rank: int,
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, packed: PackedExperts, peers: TailPeers, rank: int,
     workspace: ExpertWorkspace,
 ) -> None:
     """As ``expert_gemv``, but the partial latent goes, in bf16, into slot ``rank`` of every peer's ``latent`` slots.
@@ -181,11 +172,7 @@ def _check_gpu(x: torch.Tensor) -> None:
 
 
 def _addresses(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    packed: PackedExperts,
-    out: torch.Tensor,
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, packed: PackedExperts, out: torch.Tensor,
     workspace: ExpertWorkspace,
 ) -> tuple[int, ...]:
     tensors = (x, ids, weights, packed.gate_up, packed.down, out, workspace.hidden, workspace.phase)
@@ -209,20 +196,9 @@ def expert_gate_up(
     check_tensor("hidden", hidden, dtypes=(torch.float16,), shape=(rows, TOP_K, width), like=x)
     check_on_gpu("x", x)
     _function(width, False, "gate_up")(
-        x.data_ptr(),
-        ids.data_ptr(),
-        weights.data_ptr(),
-        packed.gate_up.data_ptr(),
-        0,
-        0,
-        hidden.data_ptr(),
-        0,
-        rows,
-        rows,
-        count,
-        0,
-        current_stream(x),
-    )
+        x.data_ptr(), ids.data_ptr(), weights.data_ptr(), packed.gate_up.data_ptr(), 0, 0, hidden.data_ptr(), 0, rows,
+        rows, count, 0, current_stream(x),
+    )  # fmt: skip
 
 
 def expert_down(hidden: torch.Tensor, ids: torch.Tensor, packed: PackedExperts, out: torch.Tensor) -> None:
@@ -238,17 +214,6 @@ def expert_down(hidden: torch.Tensor, ids: torch.Tensor, packed: PackedExperts, 
     check_tensor("hidden", hidden, dtypes=(torch.float16,), shape=(rows, TOP_K, width), like=out)
     check_on_gpu("out", out)
     _function(width, out.dtype == torch.float32, "down")(
-        0,
-        ids.data_ptr(),
-        0,
-        0,
-        packed.down.data_ptr(),
-        out.data_ptr(),
-        hidden.data_ptr(),
-        0,
-        rows,
-        rows,
-        count,
-        0,
+        0, ids.data_ptr(), 0, 0, packed.down.data_ptr(), out.data_ptr(), hidden.data_ptr(), 0, rows, rows, count, 0,
         current_stream(out),
-    )
+    )  # fmt: skip

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 from k3sim.kernels.expert_gemv.mxfp4 import decode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
+
+    Make = Callable[..., torch.Tensor]
 
 GATE_BOUND = 4.0
 UP_BOUND = 25.0
@@ -27,6 +31,18 @@ class Experts:
     up_scales: torch.Tensor
     down: torch.Tensor  # w2 [E, L, W / 2]
     down_scales: torch.Tensor  # [E, L, W / 32]
+
+    @classmethod
+    def made_of(cls, codes: Make, scales: Make, *, count: int, width: int, latent: int) -> Experts:
+        """``count`` experts, whose tensors two functions of a shape make, in the order of the fields."""
+        return cls(
+            gate=codes(count, width, latent // 2),
+            gate_scales=scales(count, width, latent // 32),
+            up=codes(count, width, latent // 2),
+            up_scales=scales(count, width, latent // 32),
+            down=codes(count, latent, width // 2),
+            down_scales=scales(count, latent, width // 32),
+        )
 
 
 def situ_glu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

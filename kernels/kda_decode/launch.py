@@ -52,16 +52,9 @@ def _num_sms(device_index: int) -> int:
 
 
 def kda_decode(
-    projected: torch.Tensor,
-    gate_weight: torch.Tensor,
-    conv_weight: torch.Tensor,
-    dt_bias: torch.Tensor,
-    a_log: torch.Tensor,
-    norm_weight: torch.Tensor,
-    slots: torch.Tensor,
-    conv_state: torch.Tensor,
-    state: torch.Tensor,
-    out: torch.Tensor,
+    projected: torch.Tensor, gate_weight: torch.Tensor, conv_weight: torch.Tensor, dt_bias: torch.Tensor,
+    a_log: torch.Tensor, norm_weight: torch.Tensor, slots: torch.Tensor, conv_state: torch.Tensor,
+    state: torch.Tensor, out: torch.Tensor,
     *,
     heads: int,
     pdl: bool = False,

@@ -25,11 +25,8 @@ def per_head(
             # state row stay within a warp.
             num_block_reductions=1 + 4 + 1,
         ),
-        threads=256,
-        smem_kib=36,
-        in_flight_kib=32,
-        max_per_sm=4,
-    )
+        threads=256, smem_kib=36, in_flight_kib=32, max_per_sm=4,
+    )  # fmt: skip
 
 
 def public_cluster(

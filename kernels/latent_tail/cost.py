@@ -23,12 +23,9 @@ def send(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, rank
             num_dependent_loads=1,
             activation_bytes_per_block=(expert_rows * latent + hidden) * BF16_BYTES // CLUSTER_BLOCKS,
         ),
-        threads=256,
-        smem_kib=16,
-        in_flight_kib=16,
-        max_per_sm=4,
+        threads=256, smem_kib=16, in_flight_kib=16, max_per_sm=4,
         sent_bytes_per_peer=rows * (latent + hidden // ranks) * BF16_BYTES,
-    )
+    )  # fmt: skip
 
 
 def send_shared(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int) -> Work:
@@ -36,12 +33,9 @@ def send_shared(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int
     return block_work(
         4 * rows,
         Pass(num_dependent_loads=1, activation_bytes_per_block=hidden * BF16_BYTES // 4),
-        threads=224,
-        smem_kib=1,
-        in_flight_kib=4,
-        max_per_sm=8,
+        threads=224, smem_kib=1, in_flight_kib=4, max_per_sm=8,
         sent_bytes_per_peer=rows * hidden // ranks * BF16_BYTES,
-    )
+    )  # fmt: skip
 
 
 UP_OUTPUTS = 8  # of a block of ``up_cluster``
@@ -95,11 +89,8 @@ def collect(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     return block_work(
         6 * rows,
         Pass(num_dependent_loads=1, activation_bytes_per_block=2 * width * BF16_BYTES // 6),
-        threads=224,
-        smem_kib=0,
-        in_flight_kib=8,
-        max_per_sm=8,
-    )
+        threads=224, smem_kib=0, in_flight_kib=8, max_per_sm=8,
+    )  # fmt: skip
 
 
 CODE: Mapping[str, MachineCode] = {

@@ -46,7 +46,7 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint32, const_expr, range_cons
 from cutlass.cute.arch.nvvm_wrappers import inline_ptx
 
 from k3sim.kernels.device import ptx, timestamps
-from k3sim.kernels.device.lamport import await_slots, sum_slots
+from k3sim.kernels.device.lamport import await4, await_slots, sum_slots
 
 LATENT = 3584
 HIDDEN = 7168
@@ -91,17 +91,6 @@ class TailConfiguration:
         by_row = ROW_BYTES + 2 * CLUSTER * 4 + self.ranks * OUTPUTS * 2 + OUTPUTS * 2
         partial_bytes = (self.max_rows + 7) // 8 * UP_WARPS * 8 * OUTPUTS * 4
         return OUTPUTS * ROW_BYTES + self.max_rows * by_row + partial_bytes + 8  # the barrier
-
-
-def _await4(g_address: Int64) -> ptx.Words:
-    """16 bytes, once each of their words has arrived."""
-    checks = " ".join(f"setp.eq.u32 p, {{$w{i}}}, {EMPTY:#x}; @p bra again;" for i in range(4))
-    arrived: ptx.Words = inline_ptx(
-        "{ .reg .pred p; again: ld.volatile.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}]; " + checks + " }",
-        write_only_types=[Uint32] * 4,
-        read_only_args=[g_address],
-    )
-    return arrived
 
 
 def not_empty(word: Uint32) -> Uint32:
@@ -374,7 +363,7 @@ class TailCollect:
             place = Int64(row * HIDDEN_CHUNKS + part * COPY_THREADS + tid) * 16
             if const_expr(c.prefix):
                 before = ptx.load_l2(prefix + place)
-            words: Any = _await4(gathered + place)
+            words: Any = await4(gathered + place, EMPTY)
             ptx.store(gathered + place, empty)
             if const_expr(c.prefix):
                 totals = _add_pairs(_add_pairs([Float32(0.0)] * CHUNK, words), before)

@@ -158,14 +158,9 @@ def send(latent: torch.Tensor, shared: torch.Tensor, peers: TailPeers, rank: int
         "latent_tail.kernel", "compile_send", ranks=peers.ranks, fp32_latent=latent.dtype == torch.float32
     )
     run(
-        latent.data_ptr(),
-        shared.data_ptr(),
-        peers.latent.data_ptr(),
-        peers.shared.data_ptr(),
-        rank,
-        rows,
+        latent.data_ptr(), shared.data_ptr(), peers.latent.data_ptr(), peers.shared.data_ptr(), rank, rows,
         current_stream(latent),
-    )
+    )  # fmt: skip
 
 
 def send_shared(shared: torch.Tensor, peers: TailPeers, rank: int) -> None:
@@ -217,16 +212,9 @@ def up(
         "latent_tail.kernel", "compile_up", ranks=slots.ranks, max_rows=limit, release_late=release_late
     )
     run(
-        slots.latent.data_ptr(),
-        slots.shared.data_ptr(),
-        norm_weight.data_ptr(),
-        up_weight.data_ptr(),
-        peers.gathered.data_ptr(),
-        rank,
-        rows,
-        eps,
-        current_stream(slots.latent),
-    )
+        slots.latent.data_ptr(), slots.shared.data_ptr(), norm_weight.data_ptr(), up_weight.data_ptr(),
+        peers.gathered.data_ptr(), rank, rows, eps, current_stream(slots.latent),
+    )  # fmt: skip
 
 
 def collect(slots: TailSlots, out: torch.Tensor, prefix: torch.Tensor | None = None) -> None:
@@ -244,11 +232,6 @@ def collect(slots: TailSlots, out: torch.Tensor, prefix: torch.Tensor | None = N
     check_on_gpu("out", out)
     run = compiled_kernel("latent_tail.kernel", "compile_collect", ranks=slots.ranks, prefix=prefix is not None)
     run(
-        slots.gathered.data_ptr(),
-        slots.latent.data_ptr(),
-        slots.shared.data_ptr(),
-        0 if prefix is None else prefix.data_ptr(),
-        out.data_ptr(),
-        rows,
-        current_stream(out),
-    )
+        slots.gathered.data_ptr(), slots.latent.data_ptr(), slots.shared.data_ptr(),
+        0 if prefix is None else prefix.data_ptr(), out.data_ptr(), rows, current_stream(out),
+    )  # fmt: skip

@@ -21,11 +21,7 @@ MIN_OUTPUTS, MAX_OUTPUTS = 1024, 20480
 
 
 def lm_head(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    logits: torch.Tensor,
-    top: torch.Tensor,
-    ids: torch.Tensor,
+    x: torch.Tensor, weight: torch.Tensor, logits: torch.Tensor, top: torch.Tensor, ids: torch.Tensor,
     *,
     first_id: int = 0,
 ) -> torch.Tensor:

@@ -133,11 +133,8 @@ def lse_merge(weights: Sequence[Weight], *, rows: int, heads: int, ranks: int, k
             num_block_reductions=1,
             barrier=Barrier.NONE,
         ),
-        threads=128,
-        smem_kib=4,
-        in_flight_kib=8,
-        max_per_sm=8,
-    )
+        threads=128, smem_kib=4, in_flight_kib=8, max_per_sm=8,
+    )  # fmt: skip
 
 
 CODE: Mapping[str, MachineCode] = {

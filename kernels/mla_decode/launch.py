@@ -69,13 +69,8 @@ def check_cache(cache: torch.Tensor, like: torch.Tensor) -> None:
 
 
 def mla_decode(
-    query: torch.Tensor,
-    cache: torch.Tensor,
-    pages: torch.Tensor,
-    num_tokens: torch.Tensor,
-    out: torch.Tensor,
-    log_sum_exp: torch.Tensor,
-    workspace: MlaWorkspace,
+    query: torch.Tensor, cache: torch.Tensor, pages: torch.Tensor, num_tokens: torch.Tensor, out: torch.Tensor,
+    log_sum_exp: torch.Tensor, workspace: MlaWorkspace,
     *,
     settled_cache: bool = False,
     clusters: int | None = None,
@@ -120,19 +115,10 @@ def mla_decode(
     check_on_gpu("query", query)
     fields = {"heads": heads, "fp8": cache.dtype == torch.float8_e4m3fn, "clusters": clusters}
     compiled_kernel("mla_decode.kernel", "compile_mla_decode", **fields, settled_cache=settled_cache)(
-        query.data_ptr(),
-        *strided(cache),
-        pages.data_ptr(),
-        pages.stride(0),
-        pages.shape[1],
-        num_tokens.data_ptr(),
-        out.data_ptr(),
-        log_sum_exp.data_ptr(),
-        workspace.slices.data_ptr(),
-        workspace.counters.data_ptr(),
-        rows,
+        query.data_ptr(), *strided(cache), pages.data_ptr(), pages.stride(0), pages.shape[1], num_tokens.data_ptr(),
+        out.data_ptr(), log_sum_exp.data_ptr(), workspace.slices.data_ptr(), workspace.counters.data_ptr(), rows,
         current_stream(query),
-    )
+    )  # fmt: skip
     return out
 
 
@@ -159,13 +145,9 @@ def lse_merge(
         check_tensor("log_sum_exp", log_sum_exp, dtypes=fp32, shape=(rows, heads), like=outputs, alignment_bytes=4)
     check_on_gpu("outputs", outputs)
     compiled_kernel("mla_decode.kernel", "compile_lse_merge", ranks=ranks)(
-        outputs.data_ptr(),
-        log_sum_exps.data_ptr(),
-        out.data_ptr(),
-        0 if log_sum_exp is None else log_sum_exp.data_ptr(),
-        rows * heads,
-        current_stream(outputs),
-    )
+        outputs.data_ptr(), log_sum_exps.data_ptr(), out.data_ptr(),
+        0 if log_sum_exp is None else log_sum_exp.data_ptr(), rows * heads, current_stream(outputs),
+    )  # fmt: skip
     return out
 
 
@@ -192,11 +174,6 @@ def lift_gate(
     check_tensor("out", out, dtypes=bf16, shape=(rows, heads * VALUES), like=latent)
     check_on_gpu("latent", latent)
     compiled_kernel("mla_decode.lift", "compile_lift_gate", heads=heads, row_tiles=-(-rows // 8), pdl=pdl)(
-        latent.data_ptr(),
-        *strided(value_up),
-        *strided(gate),
-        out.data_ptr(),
-        rows,
-        current_stream(latent),
-    )
+        latent.data_ptr(), *strided(value_up), *strided(gate), out.data_ptr(), rows, current_stream(latent),
+    )  # fmt: skip
     return out

@@ -106,12 +106,9 @@ def _public(
     return block_work(
         rows * splits,
         *((attend, merge) if splits > 1 else (attend,)),
-        threads=384,
-        smem_kib=200,
-        in_flight_kib=96,
-        max_per_sm=1,
+        threads=384, smem_kib=200, in_flight_kib=96, max_per_sm=1,
         sent_bytes_per_peer=sent_bytes_per_peer,
-    )
+    )  # fmt: skip
 
 
 def partial(

@@ -22,14 +22,8 @@ NOPE = 128
 
 
 def mla_prep(
-    latents: torch.Tensor,
-    query_norm: torch.Tensor,
-    kv_norm: torch.Tensor,
-    query_up: torch.Tensor,
-    key_up: torch.Tensor,
-    slots: torch.Tensor,
-    query: torch.Tensor,
-    cache: torch.Tensor,
+    latents: torch.Tensor, query_norm: torch.Tensor, kv_norm: torch.Tensor, query_up: torch.Tensor,
+    key_up: torch.Tensor, slots: torch.Tensor, query: torch.Tensor, cache: torch.Tensor,
 ) -> torch.Tensor:
     """Write the absorbed ``query [B, H, 576]`` bf16 and one row a token into ``cache``; returns ``query``.
 
@@ -62,14 +56,7 @@ def mla_prep(
     check_on_gpu("query", query)
     fp8 = cache.dtype == torch.float8_e4m3fn
     compiled_kernel("mla_prep.kernel", "compile_mla_prep", rows=rows, heads=heads, fp8=fp8)(
-        *strided(latents),
-        query_norm.data_ptr(),
-        kv_norm.data_ptr(),
-        query_up.data_ptr(),
-        *strided(key_up),
-        query.data_ptr(),
-        slots.data_ptr(),
-        *strided(cache),
-        current_stream(query),
-    )
+        *strided(latents), query_norm.data_ptr(), kv_norm.data_ptr(), query_up.data_ptr(), *strided(key_up),
+        query.data_ptr(), slots.data_ptr(), *strided(cache), current_stream(query),
+    )  # fmt: skip
     return query

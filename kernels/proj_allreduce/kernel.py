@@ -456,18 +456,8 @@ def compile_consume(configuration: ConsumeConfiguration) -> Any:
         mQueryNorm: Int64, mQuery: Int64, mNormWeight: Int64, mPrefix: Int64, mOut: Int64, stream: CUstream,
     ) -> None:
         _consume(
-            mReceived,
-            mControl,
-            mResidual,
-            mLargest,
-            mDenominator,
-            mWeighted,
-            mQueryNorm,
-            mQuery,
-            mNormWeight,
-            mPrefix,
-            mOut,
-            configuration,
+            mReceived, mControl, mResidual, mLargest, mDenominator, mWeighted, mQueryNorm,
+            mQuery, mNormWeight, mPrefix, mOut, configuration,
         ).launch(
             grid=[CLUSTER, configuration.rows, 1],
             block=[configuration.threads, 1, 1],
@@ -491,19 +481,8 @@ def compile_consume_gathered(configuration: ConsumeConfiguration) -> Any:
         mOut: Int64, stream: CUstream,
     ) -> None:
         _consume_gathered(
-            mGathered,
-            mLatentSlots,
-            mSharedSlots,
-            mResidual,
-            mLargest,
-            mDenominator,
-            mWeighted,
-            mQueryNorm,
-            mQuery,
-            mNormWeight,
-            mPrefix,
-            mOut,
-            configuration,
+            mGathered, mLatentSlots, mSharedSlots, mResidual, mLargest, mDenominator, mWeighted,
+            mQueryNorm, mQuery, mNormWeight, mPrefix, mOut, configuration,
         ).launch(
             grid=[CLUSTER, configuration.rows * (2 if configuration.empties else 1), 1],
             block=[configuration.threads, 1, 1],

@@ -113,13 +113,8 @@ class _Operands:
 
 
 def _check_consumer(
-    residual: torch.Tensor | None,
-    snapshot_part: Sequence[torch.Tensor] | None,
-    query_norm: torch.Tensor,
-    query: torch.Tensor,
-    norm_weight: torch.Tensor,
-    prefix: torch.Tensor,
-    out: torch.Tensor,
+    residual: torch.Tensor | None, snapshot_part: Sequence[torch.Tensor] | None, query_norm: torch.Tensor,
+    query: torch.Tensor, norm_weight: torch.Tensor, prefix: torch.Tensor, out: torch.Tensor,
 ) -> _Operands:
     import torch
 
@@ -168,14 +163,8 @@ def _check_consumer(
 
 
 def consume(
-    buffers: ReceiveBuffers,
-    residual: torch.Tensor | None,
-    snapshot_part: Sequence[torch.Tensor] | None,
-    query_norm: torch.Tensor,
-    query: torch.Tensor,
-    norm_weight: torch.Tensor,
-    prefix: torch.Tensor,
-    out: torch.Tensor,
+    buffers: ReceiveBuffers, residual: torch.Tensor | None, snapshot_part: Sequence[torch.Tensor] | None,
+    query_norm: torch.Tensor, query: torch.Tensor, norm_weight: torch.Tensor, prefix: torch.Tensor, out: torch.Tensor,
     *,
     release_next: bool = True,
 ) -> torch.Tensor:
@@ -210,14 +199,8 @@ def consume(
 
 
 def consume_gathered(
-    slots: TailSlots,
-    residual: torch.Tensor | None,
-    snapshot_part: Sequence[torch.Tensor] | None,
-    query_norm: torch.Tensor,
-    query: torch.Tensor,
-    norm_weight: torch.Tensor,
-    prefix: torch.Tensor,
-    out: torch.Tensor,
+    slots: TailSlots, residual: torch.Tensor | None, snapshot_part: Sequence[torch.Tensor] | None,
+    query_norm: torch.Tensor, query: torch.Tensor, norm_weight: torch.Tensor, prefix: torch.Tensor, out: torch.Tensor,
     *,
     empty_parts: bool = True,
     release_next: bool = True,

@@ -139,6 +139,13 @@ def by_head(rank: Rank, call: Call, name: str, num_rows: int) -> torch.Tensor:
     return rank.weight(call.layer, name).view(-1, num_rows, rank.architecture.mla.kv_lora_rank)
 
 
+def kda_operands(rank: Rank, call: Call) -> tuple[torch.Tensor, ...]:
+    """Of a KDA step in one, in the order of the call: projections, weights, slots, both states."""
+    weights = (rank.weight(call.layer, f"kda.{name}") for name in ("f_b", "conv", "dt_bias", "a_log", "norm"))
+    states = (rank.conv_states[call.layer], rank.states[call.layer])
+    return rank.buffers["kda.projected"], *weights, rank.sequence.state_slots, *states
+
+
 def queries(rank: Rank, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Of every head the part that is absorbed, and the rest."""
     shape = rank.architecture.mla

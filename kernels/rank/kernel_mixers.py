@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from k3sim.kernels.kda_decode import launch as kda
 from k3sim.kernels.mla_decode import launch as mla
 from k3sim.kernels.mla_prep import launch as mla_prep
-from k3sim.kernels.rank.bindings import by_head, kept, latent_parts, queries
+from k3sim.kernels.rank.bindings import by_head, kda_operands, kept, latent_parts, queries
 from k3sim.kernels.rank.state import Rank
 from k3sim.kernels.unfused import launch as unfused
 from k3sim.kernels.unfused import recurrence_launch
@@ -65,15 +65,7 @@ def kda_gated_norm(rank: Rank, call: Call) -> None:
 
 def kda_decode(rank: Rank, call: Call) -> None:
     kda.kda_decode(
-        rank.buffers["kda.projected"],
-        rank.weight(call.layer, "kda.f_b"),
-        rank.weight(call.layer, "kda.conv"),
-        rank.weight(call.layer, "kda.dt_bias"),
-        rank.weight(call.layer, "kda.a_log"),
-        rank.weight(call.layer, "kda.norm"),
-        rank.sequence.state_slots,
-        rank.conv_states[call.layer],
-        rank.states[call.layer],
+        *kda_operands(rank, call),
         rank.buffers["kda.out"],
         heads=_kda_heads(rank),
         pdl=True,

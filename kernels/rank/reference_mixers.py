@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from k3sim.kernels.kda_decode import reference as kda
 from k3sim.kernels.mla_decode import reference as mla
-from k3sim.kernels.rank.bindings import by_head, latent_parts, queries
+from k3sim.kernels.rank.bindings import by_head, kda_operands, latent_parts, queries
 from k3sim.kernels.rank.reference_calls import rms_norm
 from k3sim.kernels.rank.state import PAGE_TOKENS, Rank
 from k3sim.model.program import Call
@@ -68,15 +68,7 @@ def kda_gated_norm(rank: Rank, call: Call) -> None:
 
 def kda_decode(rank: Rank, call: Call) -> None:
     out = kda.kda_decode(
-        rank.buffers["kda.projected"],
-        rank.weight(call.layer, "kda.f_b"),
-        rank.weight(call.layer, "kda.conv"),
-        rank.weight(call.layer, "kda.dt_bias"),
-        rank.weight(call.layer, "kda.a_log"),
-        rank.weight(call.layer, "kda.norm"),
-        rank.sequence.state_slots,
-        rank.conv_states[call.layer],
-        rank.states[call.layer],
+        *kda_operands(rank, call),
         heads=rank.buffers["kda.out"].shape[1] // kda.HEAD_DIM,
     )
     rank.buffers["kda.out"].copy_(out)

@@ -247,14 +247,7 @@ def random_experts(
         units = down.view(count, latent // 32, width // 192 * 2, -1)
         units[..., -128:] = scales(*units.shape[:-1], 128)
         return PackedExperts(gate_up=gate_up, down=down)
-    return Experts(
-        gate=codes(count, width, latent // 2),
-        gate_scales=scales(count, width, latent // 32),
-        up=codes(count, width, latent // 2),
-        up_scales=scales(count, width, latent // 32),
-        down=codes(count, latent, width // 2),
-        down_scales=scales(count, latent, width // 32),
-    )
+    return Experts.made_of(codes, scales, count=count, width=width, latent=latent)
 
 
 def num_snapshots(architecture: Architecture) -> int:

@@ -48,6 +48,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32, const_expr, r
 from cutlass.cute.arch.nvvm_wrappers import inline_ptx
 
 from k3sim.kernels.device import ptx, timestamps
+from k3sim.kernels.device.lamport import await4
 from k3sim.kernels.device.ordered_key import exchange_key, larger_key, load_key, ordered_key, store_key
 
 EXPERTS = 896
@@ -69,17 +70,6 @@ class RouterConfiguration:
     num_shards: int
     table: bool = False
     poll: bool = False
-
-
-def _await4(g_address: Int64) -> ptx.Words:
-    """16 bytes, once each of their words has arrived."""
-    checks = " ".join(f"setp.eq.u32 p, {{$w{i}}}, {EMPTY:#x}; @p bra again;" for i in range(4))
-    arrived: ptx.Words = inline_ptx(
-        "{ .reg .pred p; again: ld.volatile.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}]; " + checks + " }",
-        write_only_types=[Uint32] * 4,
-        read_only_args=[g_address],
-    )
-    return arrived
 
 
 def _await(g_address: Int64, count: int) -> ptx.Words:
@@ -230,7 +220,7 @@ class RouterTopk:
             base = logits + Int64(shard) * Int64(rows * (per_shard * 4))
         g_mine = base + Int64(row * per_shard + in_shard) * 4
         if const_expr(c.poll):
-            words = _await4(g_mine)
+            words = await4(g_mine, EMPTY)
             ptx.store(g_mine, [Uint32(EMPTY)] * 4)
         else:
             words = ptx.load_l2(g_mine)

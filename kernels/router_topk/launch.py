@@ -118,11 +118,7 @@ def front_peers_looped(slots: torch.Tensor) -> torch.Tensor:
 
 
 def gather_topk(
-    slots: torch.Tensor,
-    bias: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    latent: torch.Tensor,
+    slots: torch.Tensor, bias: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, latent: torch.Tensor,
     *,
     early: bool = False,
     release_next: bool = True,

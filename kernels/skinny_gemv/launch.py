@@ -48,15 +48,8 @@ def choose_tiling(*, num_outputs: int, depth: int, rows: int, paired: bool, devi
 
 @functools.cache
 def _function(
-    num_outputs: int,
-    depth: int,
-    rows: int,
-    fp32_out: bool,
-    epilogue: Epilogue,
-    num_peers: int,
-    polled: bool,
-    tiling: Tiling | None,
-    device_index: int,
+    num_outputs: int, depth: int, rows: int, fp32_out: bool, epilogue: Epilogue, num_peers: int, polled: bool,
+    tiling: Tiling | None, device_index: int,
 ) -> Any:
     configuration = GemvConfiguration(
         num_outputs=num_outputs,
@@ -85,15 +78,8 @@ def _function(
 
 
 def _launch(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    out: torch.Tensor | None,
-    fp32_out: bool,
-    epilogue: Epilogue,
-    operand: torch.Tensor | None,
-    peers: torch.Tensor | None,
-    polled: bool,
-    tiling: Tiling | None,
+    x: torch.Tensor, w: torch.Tensor, out: torch.Tensor | None, fp32_out: bool, epilogue: Epilogue,
+    operand: torch.Tensor | None, peers: torch.Tensor | None, polled: bool, tiling: Tiling | None,
 ) -> None:
 
     function = _function(

@@ -50,12 +50,9 @@ def _tensor_core(weights: Sequence[Weight], rows: int, *, early: bool, sent_byte
     return block_work(
         num_tiles * split,
         passes,
-        threads=192,
-        smem_kib=100,
-        in_flight_kib=96,
-        max_per_sm=2,
+        threads=192, smem_kib=100, in_flight_kib=96, max_per_sm=2,
         sent_bytes_per_peer=sent_bytes_per_peer,
-    )
+    )  # fmt: skip
 
 
 def column_pair(weights: Sequence[Weight], *, rows: int) -> Work:

@@ -39,12 +39,9 @@ def small(
             num_block_reductions=reductions,
         ),
         *then,
-        threads=256,
-        smem_kib=4,
-        in_flight_kib=16,
-        max_per_sm=8,
+        threads=256, smem_kib=4, in_flight_kib=16, max_per_sm=8,
         sent_bytes_per_peer=sent_bytes_per_peer,
-    )
+    )  # fmt: skip
 
 
 def embedding(weights: Sequence[Weight], *, rows: int, hidden: int) -> Work:

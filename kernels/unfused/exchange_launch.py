@@ -113,12 +113,7 @@ def all_reduce(
         pdl=pdl,
     )
     run(
-        x.data_ptr(),
-        peers.data_ptr(),
-        buffers.received.data_ptr(),
-        buffers.control.data_ptr(),
-        out.data_ptr(),
-        rank,
+        x.data_ptr(), peers.data_ptr(), buffers.received.data_ptr(), buffers.control.data_ptr(), out.data_ptr(), rank,
         current_stream(x),
-    )
+    )  # fmt: skip
     return out

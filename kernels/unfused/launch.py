@@ -117,13 +117,8 @@ def _elementwise(kernel: str, first: torch.Tensor, second: torch.Tensor, out: to
 
 
 def query_and_cache(
-    absorbed: torch.Tensor,
-    extra: torch.Tensor,
-    latent: torch.Tensor,
-    latent_extra: torch.Tensor,
-    slots: torch.Tensor,
-    query: torch.Tensor,
-    cache: torch.Tensor,
+    absorbed: torch.Tensor, extra: torch.Tensor, latent: torch.Tensor, latent_extra: torch.Tensor,
+    slots: torch.Tensor, query: torch.Tensor, cache: torch.Tensor,
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
@@ -157,20 +152,10 @@ def query_and_cache(
         "unfused.rowwise", "compile_query_and_cache", heads=heads, fp8=cache.dtype == torch.float8_e4m3fn, pdl=pdl
     )
     run(
-        absorbed.data_ptr(),
-        absorbed.stride(0) * 2,
-        absorbed.stride(1) * 2,
-        extra.data_ptr(),
-        extra.stride(0) * 2,
-        extra.stride(1) * 2,
-        *strided(latent),
-        *strided(latent_extra),
-        slots.data_ptr(),
-        query.data_ptr(),
-        *strided(cache),
-        rows,
-        current_stream(query),
-    )
+        absorbed.data_ptr(), absorbed.stride(0) * 2, absorbed.stride(1) * 2, extra.data_ptr(), extra.stride(0) * 2,
+        extra.stride(1) * 2, *strided(latent), *strided(latent_extra), slots.data_ptr(), query.data_ptr(),
+        *strided(cache), rows, current_stream(query),
+    )  # fmt: skip
     return query
 
 
@@ -237,10 +222,5 @@ def advance(num_tokens: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, 
     check_on_gpu("num_tokens", num_tokens)
     run = compiled_kernel("unfused.stepping", "compile_advance", pdl=pdl)
     run(
-        num_tokens.data_ptr(),
-        *strided(pages),
-        pages.shape[1],
-        slots.data_ptr(),
-        rows,
-        current_stream(num_tokens),
-    )
+        num_tokens.data_ptr(), *strided(pages), pages.shape[1], slots.data_ptr(), rows, current_stream(num_tokens),
+    )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from k3sim.kernels.harness.bench import num_copies
 from k3sim.kernels.harness.cases import Call, Case, MakeProblem, MakeTimed, Output, Problem, Timed, case_of_rows
@@ -22,27 +22,13 @@ HEADS = (6, 12)
 
 
 def kda_inputs(
-    *,
-    rows: int,
-    heads: int,
-    num_slots: int,
-    state_dtype: torch.dtype | None = None,
-    device: str = "cpu",
-    seed: int = 0,
-    slots: Sequence[int] | None = None,
+    *, heads: int, slots: Sequence[int] | None = None, device: str = "cpu", **options: Any
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Arguments of ``kda_decode`` and the logits of its decay gate, fp32 [rows, heads 128]."""
+    """Arguments of ``kda_decode``, of which ``options`` are, and its decay gate's logits, fp32 [rows, heads 128]."""
     import torch
 
-    arguments = kda_decode_inputs(
-        rows=rows,
-        heads=heads,
-        num_slots=num_slots,
-        state_dtype=state_dtype,
-        device=device,
-        seed=seed,
-        slots=None if slots is None else torch.tensor(slots, device=device),
-    )
+    chosen = None if slots is None else torch.tensor(slots, device=device)
+    arguments = kda_decode_inputs(heads=heads, slots=chosen, device=device, **options)
     low_rank = arguments["projected"][:, 4 * heads * D : 4 * heads * D + D].float()
     return arguments, low_rank @ arguments["gate_weight"].float().T
 

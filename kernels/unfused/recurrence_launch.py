@@ -38,10 +38,7 @@ def _check_state(name: str, state: torch.Tensor) -> None:
 
 
 def conv_update(
-    projected: torch.Tensor,
-    conv_weight: torch.Tensor,
-    slots: torch.Tensor,
-    conv_state: torch.Tensor,
+    projected: torch.Tensor, conv_weight: torch.Tensor, slots: torch.Tensor, conv_state: torch.Tensor,
     convolved: torch.Tensor,
     *,
     heads: int,
@@ -66,26 +63,15 @@ def conv_update(
     check_on_gpu("projected", projected)
     run = compiled_kernel("unfused.recurrence", "compile_conv_update", heads=heads, pdl=pdl)
     run(
-        *strided(projected),
-        conv_weight.data_ptr(),
-        slots.data_ptr(),
-        *strided(conv_state),
-        convolved.data_ptr(),
-        rows,
-        current_stream(projected),
-    )
+        *strided(projected), conv_weight.data_ptr(), slots.data_ptr(), *strided(conv_state), convolved.data_ptr(),
+        rows, current_stream(projected),
+    )  # fmt: skip
     return convolved
 
 
 def recurrent_update(
-    convolved: torch.Tensor,
-    decay_logits: torch.Tensor,
-    projected: torch.Tensor,
-    dt_bias: torch.Tensor,
-    a_log: torch.Tensor,
-    slots: torch.Tensor,
-    state: torch.Tensor,
-    read_out: torch.Tensor,
+    convolved: torch.Tensor, decay_logits: torch.Tensor, projected: torch.Tensor, dt_bias: torch.Tensor,
+    a_log: torch.Tensor, slots: torch.Tensor, state: torch.Tensor, read_out: torch.Tensor,
     *,
     pdl: bool = False,
 ) -> torch.Tensor:
@@ -129,17 +115,9 @@ def recurrent_update(
         pdl=pdl,
     )
     run(
-        convolved.data_ptr(),
-        decay_logits.data_ptr(),
-        *strided(projected),
-        dt_bias.data_ptr(),
-        a_log.data_ptr(),
-        slots.data_ptr(),
-        *strided(state),
-        read_out.data_ptr(),
-        rows,
-        current_stream(state),
-    )
+        convolved.data_ptr(), decay_logits.data_ptr(), *strided(projected), dt_bias.data_ptr(), a_log.data_ptr(),
+        slots.data_ptr(), *strided(state), read_out.data_ptr(), rows, current_stream(state),
+    )  # fmt: skip
     return read_out
 
 
@@ -169,11 +147,7 @@ def gated_norm(
     check_on_gpu("projected", projected)
     run = compiled_kernel("unfused.recurrence", "compile_gated_norm", heads=heads, pdl=pdl)
     run(
-        read_out.data_ptr(),
-        *strided(projected),
-        norm_weight.data_ptr(),
-        out.data_ptr(),
-        rows,
+        read_out.data_ptr(), *strided(projected), norm_weight.data_ptr(), out.data_ptr(), rows,
         current_stream(projected),
-    )
+    )  # fmt: skip
     return out
