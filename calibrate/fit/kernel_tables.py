@@ -16,24 +16,23 @@ the host and are left out, and so are collectives, whose counterpart is priced f
 
 from __future__ import annotations
 
-import csv
-import gzip
 import json
 import re
 import statistics
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.compare.chain import ChainedKernel, bf16, chain_us
 from k3sim.calibrate.fit.kernel_fit import KernelFit, Parameters, Shape, fit_kernels
+from k3sim.calibrate.fit.kernel_table_file import COLUMNS, cells_of
 from k3sim.errors import UserError
+from k3sim.model.documents.document import join, shown, shown_path
 from k3sim.sim.machine import Machine
 from k3sim.sim.profile import profile_path
 
-COLUMNS = ("hardware", "op", "shape", "dtype", "condition", "time_us", "notes", "source_url")
 MAX_ROWS = 16  # rows of a batch: decode at low concurrency
 HIDDEN, LATENT, INTERMEDIATE, EXPERTS, TOP_K = 7168, 3584, 3072, 896, 16
 
@@ -69,36 +68,34 @@ class TableRow:
 def read_tables(paths: Iterable[Path], machines: Sequence[str]) -> tuple[list[TableRow], dict[str, int]]:
     """Rows of ``machines`` that can be priced, and how many of the others there are by reason.
 
-    Raises UserError for a file that cannot be read or lacks a column, and for a time that is no number.
+    Raises UserError, all faults of a table in one line, for a file that cannot be read, is something else or lacks a
+    column, for rows without all columns, and for times that are no number.
     """
     rows: list[TableRow] = []
     skipped: dict[str, int] = {}
     for path in paths:
-        for line, cells in _cells(path):
-            found = row_of(cells, f"{path}:{line}")
+        faults: list[str] = []
+        for line, cells in cells_of(path):
+            try:
+                found = row_of(cells)
+            except UserError as fault:
+                faults.append(f"line {line}: {fault}")
+                continue
             if isinstance(found, str):
                 skipped[found] = skipped.get(found, 0) + 1
             elif found.machine in machines:
                 rows.append(found)
+        if faults:
+            raise UserError(join(shown_path(path), faults))
     return rows, skipped
 
 
-def _cells(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    opened: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8", newline="") as file:
-            table = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (table.fieldnames or ())]
-            if missing:
-                raise UserError(f"{path}:1: missing {', '.join(missing)}; accepted: a table with {', '.join(COLUMNS)}")
-            for cells in table:
-                yield table.line_num, cells
-    except (OSError, UnicodeDecodeError, csv.Error, EOFError, zlib.error) as error:
-        raise UserError(f"cannot read {path}: {error}; accepted: a CSV file, plain or gzipped") from None
-
-
-def row_of(cells: dict[str, str], where: str) -> TableRow | str:
-    """The row as a chain, or why there is none."""
+def row_of(given: Mapping[str, str | None]) -> TableRow | str:
+    """The row as a chain, or why there is none. Raises UserError for a short row, or a time that is no number."""
+    cells = {name: given.get(name) or "" for name in COLUMNS}
+    lacking = [name for name in COLUMNS if given.get(name) is None]
+    if lacking:
+        raise UserError(f"lacks {', '.join(lacking)}")
     machine = _machine(cells["hardware"])
     if machine is None:
         return "machine without a profile"
@@ -112,12 +109,7 @@ def row_of(cells: dict[str, str], where: str) -> TableRow | str:
             return found
         if not cells["time_us"].strip():
             return "no time"
-        try:
-            measured_us = float(cells["time_us"].lstrip("~"))
-        except ValueError:
-            raise UserError(f"{where}: time_us is {cells['time_us']!r}; accepted: a number") from None
-        if not 0.1 < measured_us < 1e6:
-            raise UserError(f"{where}: time_us is {measured_us}; accepted: 0.1 to 1e6")
+        measured_us = _time_us(cells["time_us"])
         replay = "one kernel per CUDA-graph replay" in cells["notes"]
         kernels, copies = found
         return TableRow(
@@ -131,6 +123,16 @@ def row_of(cells: dict[str, str], where: str) -> TableRow | str:
             one_a_replay=replay,
         )
     return "no cost for this operation"
+
+
+def _time_us(cell: str) -> float:
+    try:
+        found = float(cell.strip().lstrip("~"))
+    except ValueError:
+        found = 0.0
+    if not 0.1 < found < 1e6:
+        raise UserError(f"time_us is {shown(cell)}, accepted: 0.1 to 1e+06")
+    return found
 
 
 def _machine(hardware: str) -> str | None:

@@ -42,7 +42,7 @@ def planted(setup_s: float) -> list[dict[str, str]]:
     for outputs in (4096, 5120, 6144, 7168, 8192, 10240):
         for depth in (3072, 3584, 7168):
             cells = {**GEMM, "shape": f"M=1 N={outputs} K={depth}"}
-            row = row_of(cells, "x")
+            row = row_of(cells)
             assert isinstance(row, TableRow)
             rows.append({**cells, "time_us": f"{row.predicted_us(machine):.6f}"})
     return rows
@@ -74,7 +74,7 @@ def test_held_out_rows_do_not_change_the_fit(tmp_path: Path) -> None:
 def test_the_rule_sets_a_third_aside_and_never_looks_at_the_time() -> None:
     rows = []
     for outputs in range(64, 64 * 301, 64):
-        row = row_of({**GEMM, "shape": f"M=1 N={outputs} K=512"}, "x")
+        row = row_of({**GEMM, "shape": f"M=1 N={outputs} K=512"})
         assert isinstance(row, TableRow)
         rows.append(row)
         assert row.held_out == replace(row, measured_us=1.0, group="other").held_out
@@ -95,20 +95,20 @@ def test_the_rule_sets_a_third_aside_and_never_looks_at_the_time() -> None:
     ],
 )
 def test_rows_without_a_chain_say_why(changes: dict[str, str], reason: str) -> None:
-    assert row_of({**GEMM, **changes}, "x") == reason
+    assert row_of({**GEMM, **changes}) == reason
 
 
 def test_traps_are_priced() -> None:
     """Few small copies stay in L2 and are not fitted; one kernel a replay has the graph's launch in its time."""
     machine = load_machine("gb300")
-    small = row_of(GEMM, "x")
+    small = row_of(GEMM)
     assert isinstance(small, TableRow) and small.copies == 6 and small.stays_in_l2(machine)
     assert not replace(small, copies=None).stays_in_l2(machine)
-    large = row_of({**GEMM, "shape": "M=1 N=16384 K=7168"}, "x")
+    large = row_of({**GEMM, "shape": "M=1 N=16384 K=7168"})
     assert isinstance(large, TableRow) and not large.stays_in_l2(machine)
     note = "one kernel per CUDA-graph replay, warm L2"
     kda = {**GEMM, "op": "KDA kda_fused_decode", "shape": "heads=12 dk=128 dv=128 conv=4 batch=1 seq=1", "notes": note}
-    alone = row_of(kda, "x")
+    alone = row_of(kda)
     assert isinstance(alone, TableRow) and alone.one_a_replay
     chained = replace(alone, one_a_replay=False)
     launch_us = machine.host_graph_launch_s * 1e6
@@ -116,7 +116,7 @@ def test_traps_are_priced() -> None:
 
 
 def test_errors_are_two_sided() -> None:
-    row = row_of(GEMM, "x")
+    row = row_of(GEMM)
     assert isinstance(row, TableRow)
     machine = load_machine("gb300")
     us = row.predicted_us(machine)
@@ -129,21 +129,29 @@ def test_bad_tables_are_refused_in_one_line(tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "broken.csv.gz").write_bytes(b"\x1f\x8b nothing")
     write(tmp_path / "words.csv", [GEMM, {**GEMM, "time_us": "fast"}])
     write(tmp_path / "zero.csv", [{**GEMM, "time_us": "0"}])
+    write(tmp_path / "many.csv", [{**GEMM, "time_us": "fast"}, {**GEMM, "time_us": "nan"}])
+    (tmp_path / "ragged.csv").write_text("hardware,op,shape,dtype,condition,time_us,notes,source_url\nGB300,GEMM\n")
+    (tmp_path / "step.csv").write_text('{"measured": true, "step_us": 1}')
+    (tmp_path / "azure.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,374,44\n")
     write(tmp_path / "none.csv", [{**GEMM, "hardware": "MI355X"}])
     for name, message in (
-        ("short.csv", "short.csv:1: missing hardware, dtype"),
-        ("broken.csv.gz", "cannot read"),
-        ("missing.csv", "cannot read"),
-        ("words.csv", "words.csv:3: time_us is 'fast'; accepted: a number"),
-        ("zero.csv", "zero.csv:2: time_us is 0.0; accepted: 0.1 to 1e6"),
+        ("short.csv", "short.csv: line 1: lacks hardware, dtype"),
+        ("broken.csv.gz", "a gzip archive that cannot be unpacked"),
+        ("missing.csv", "cannot be read (No such file"),
+        ("words.csv", 'words.csv: line 3: time_us is "fast", accepted: 0.1 to 1e+06'),
+        ("zero.csv", 'zero.csv: line 2: time_us is "0", accepted: 0.1 to 1e+06'),
         ("none.csv", "no cuBLAS rows of gb300"),
+        ("many.csv", 'line 2: time_us is "fast", accepted: 0.1 to 1e+06; line 3: time_us is "nan", accepted'),
+        ("ragged.csv", "ragged.csv: line 2: lacks shape, dtype, condition, time_us, notes, source_url"),
+        ("step.csv", "this is a measured step of 'k3sim decode'"),
+        ("azure.csv", "this is a trace of requests over time; arrivals and prefill are not modelled"),
     ):
         with pytest.raises(SystemExit) as stopped:
             main(["calibrate", "--tables", str(tmp_path / name), "--machine", "gb300"])
         assert stopped.value.code == 2
         captured = capsys.readouterr()
         assert captured.out == "" and captured.err.count("\n") == 1 and message in captured.err, captured.err
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match="this is a folder; give a file"):
         read_tables([tmp_path], ["gb300"])
 
 
