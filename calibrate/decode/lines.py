@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from k3sim.calibrate.decode.measured import Measured, by_stage, idle_us
-from k3sim.kernels.device.timestamps import StampedLaunch
+from k3sim.kernels.device.timestamps import RecordedLaunch
 from k3sim.sim.timeline.critical_path import WORK_PARTS, Part
 
 
@@ -58,9 +58,9 @@ def standing_lines(num_ranks: int, num_gpus: int) -> list[str]:
     return ["one GPU, its peers looped back: no push crosses a link"] if num_ranks > 1 else []
 
 
-def timestamp_lines(timestamped: Sequence[StampedLaunch]) -> list[str]:
+def timestamp_lines(timestamped: Sequence[RecordedLaunch]) -> list[str]:
     """By kernel: from the first block's beginning to the last one's, from the last release to the last end, in all."""
-    of_kernel: dict[str, list[StampedLaunch]] = defaultdict(list)
+    of_kernel: dict[str, list[RecordedLaunch]] = defaultdict(list)
     for one in timestamped:
         of_kernel[one.kernel].append(one)
     head = ("count", 7), ("blocks", 8), ("begin in", 10), ("released to end", 17), ("whole", 8)

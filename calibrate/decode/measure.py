@@ -14,7 +14,7 @@ from k3sim.calibrate.decode.launches import ProfileError, profile
 from k3sim.calibrate.decode.measured import Measured, moved_bytes
 from k3sim.calibrate.decode.options import WARM_UP_REPLAYS, Case, DecodeOptions, case_of, exchanging_gpus, num_processes
 from k3sim.errors import UserError
-from k3sim.kernels.device.timestamps import StampBuffer, StampedLaunch, collect
+from k3sim.kernels.device.timestamps import RecordedLaunch, TimestampBuffer, collect
 
 if TYPE_CHECKING:
     from k3sim.kernels.rank.state import Rank
@@ -85,7 +85,7 @@ def measure(
     read_bytes_per_s: float,
     *,
     started: float | None = None,
-    timestamps: StampBuffer | None = None,
+    timestamps: TimestampBuffer | None = None,
 ) -> Measured:
     """Measure a case on weights that are there.
 
@@ -110,7 +110,7 @@ def measure(
     clear(rank, case.first_length)
     samples = time_replays(step, rank, case)
     timeline, num_launches, notes = None, 0, []
-    timestamped: tuple[StampedLaunch, ...] = ()
+    timestamped: tuple[RecordedLaunch, ...] = ()
     if timestamps is not None:
         clear(rank, case.options.context)
         timestamps.clear()

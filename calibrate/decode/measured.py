@@ -17,7 +17,7 @@ from typing import Any
 
 from k3sim.calibrate.decode.options import Case
 from k3sim.kernels.costs import work_of
-from k3sim.kernels.device.timestamps import StampedLaunch
+from k3sim.kernels.device.timestamps import RecordedLaunch
 from k3sim.model.program import Program
 from k3sim.sim.timeline.file import stage_rows, waits_document
 from k3sim.sim.timeline.measured import divide, facts_of
@@ -42,7 +42,7 @@ class Measured:
     num_launches: int = 0
     notes: tuple[str, ...] = field(default=())
     num_gpus: int = 1  # that exchange with one another; with fewer than ranks, each stands for several
-    timestamped: tuple[StampedLaunch, ...] = ()  # of one replay, where kernels recorded their blocks
+    timestamped: tuple[RecordedLaunch, ...] = ()  # of one replay, where kernels recorded their blocks
 
     @property
     def step_us(self) -> float:

@@ -53,7 +53,7 @@ def all_reduces(gpu: LinkGpu, recorder: LinkRecorder) -> None:
             peers = received.table(rows * hidden * 2, ranks)
             x = torch.randn(rows, hidden, device=gpu.group.device).bfloat16()
             out = torch.empty_like(x)
-            gpu.group.meet()
+            gpu.group.barrier()
 
             def one(
                 x: Any = x, out: Any = out, peers: Any = peers, buffers: ReceiveBuffers = buffers
@@ -105,7 +105,7 @@ def projections(gpu: LinkGpu, recorder: LinkRecorder) -> None:
         vectors = operands[2:]
         prefix = torch.zeros(rows, HIDDEN, dtype=torch.bfloat16, device=device)
         delta, out = torch.empty_like(prefix), torch.empty_like(prefix)
-        gpu.group.meet()
+        gpu.group.barrier()
 
         def fused_allreduce(weight: Any) -> None:
             launch.produce(x, weight, peers, buffers, rank=gpu.rank)

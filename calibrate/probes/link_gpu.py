@@ -45,7 +45,7 @@ class LinkGpu(Gpu):
         self.block = self.group.block(BLOCK_BYTES)
         self.block.own.zero_()
         self.base = 0  # of the values that probes send: none is ever sent again
-        self.group.meet()
+        self.group.barrier()
 
     @property
     def peer(self) -> int:
@@ -68,7 +68,7 @@ class LinkGpu(Gpu):
     def event_times_us(self, graph: Any, count: int) -> list[float]:
         """Time between events around each of ``count`` replays of a torch graph, all processes at once."""
         torch = self.torch
-        self.group.meet()
+        self.group.barrier()
         pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count + 5)]
         for begin, end in pairs:
             begin.record()
@@ -80,11 +80,11 @@ class LinkGpu(Gpu):
     def captured(self, calls: Sequence[Callable[[], object]], rounds: int = 1) -> Any:
         """A torch graph of the calls, which ran once before; all processes at once."""
         torch = self.torch
-        self.group.meet()
+        self.group.barrier()
         for call in calls[:2]:
             call()
         torch.cuda.synchronize()
-        self.group.meet()
+        self.group.barrier()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             for _ in range(rounds):
@@ -113,7 +113,7 @@ class LinkRecorder(Recorder):
             "commit": commit,
             "versions": {**environment()["versions"], "nccl": nccl},
         }
-        gpu.group.meet()  # all have read what is there before the first writes
+        gpu.group.barrier()  # all have read what is there before the first writes
 
     def write(self) -> None:
         if self.gpu.rank == 0:  # type: ignore[attr-defined]

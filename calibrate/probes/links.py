@@ -65,7 +65,7 @@ def latencies(gpu: LinkGpu, recorder: LinkRecorder) -> None:
     lines = (4 << 20) // 128
     # In the owner's L2 from here on: single loads took eighty chains to bring all of it in, each faster than the last.
     gpu.block.own[16 << 20 : 20 << 20].zero_()
-    gpu.group.meet()
+    gpu.group.barrier()
     for over in ("link", "l2"):
 
         def chase(over: str = over) -> Readings:
@@ -126,7 +126,7 @@ def bandwidth(gpu: LinkGpu, recorder: LinkRecorder) -> None:
 
         def sampler() -> Readings:
             times = []
-            gpu.group.meet()
+            gpu.group.barrier()
             for _ in range(recorder.replays // 2):
                 if acts:
                     gpu.launch(kernel, blocks, 512, args)
@@ -134,8 +134,8 @@ def bandwidth(gpu: LinkGpu, recorder: LinkRecorder) -> None:
                     seen = timestamps[: 2 * blocks].cpu().numpy().reshape(-1, 2)
                     times.append(float(seen[:, 1].max() - seen[:, 0].min()) / rounds)
                 if both:
-                    gpu.group.meet()
-            gpu.group.meet()
+                    gpu.group.barrier()
+            gpu.group.barrier()
             if gpu.rank:
                 return {}
             if num_bytes < 1 << 20:
@@ -169,7 +169,7 @@ def bandwidth(gpu: LinkGpu, recorder: LinkRecorder) -> None:
                 end.record()
             gpu.torch.cuda.synchronize()
             times = [1e-3 * begin.elapsed_time(end) for begin, end in pairs]
-        gpu.group.meet()
+        gpu.group.barrier()
         return {"rate": ("B/s", [(64 << 20) / one for one in times])} if gpu.rank == 0 else {}
 
     recorder.record("link_copy", {"bytes": 64 << 20}, copies)
@@ -197,7 +197,7 @@ def measure(out: Path, *, quick: bool = False, only: Sequence[str] = (), commit:
         raise UserError(str(refusal)) from None
     for name in only or PROBES:
         PROBES[name](gpu, recorder)
-        gpu.group.meet()
+        gpu.group.barrier()
 
 
 def check_probes(only: Sequence[str]) -> None:

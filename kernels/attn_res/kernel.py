@@ -128,7 +128,7 @@ def alloc_exchange(conf: AttnResConfiguration, num: int) -> tuple[Any, Any, Any]
 
 
 def expect(exchange: tuple[Any, Any, Any], num: int) -> None:
-    """By one thread, before the cluster meets: arm the barrier for everything that will arrive."""
+    """By one thread, before the cluster barrier: arm the barrier for everything that will arrive."""
     cute.arch.mbarrier_init(exchange[2], 1)
     cute.arch.mbarrier_init_fence()
     cute.arch.mbarrier_arrive_and_expect_tx(exchange[2], 4 * ROW_WARPS * sums_width(num))

@@ -11,9 +11,9 @@ an H200; an end is that of the block's first thread; recording costs (13 layers 
 2026-11-29: 697 us with, 675 without), so times of a step come from another run. Kernels without a record (cuBLAS,
 torch, the smaller ones of the project) are not seen.
 
-Records of all families put 35 us on 605, and blocks then find room in another order; those of experts and tail, or of
-MLA's kernels, none, those of GEMVs and experts 9, of projection and selection 14 (H200, 2026-11-30, two a time). So
-what a step with all of them shows is to be looked at once more with few.
+Records of all families put 35 us on 605, and blocks then become resident in another order; those of experts and tail,
+or of MLA's kernels, none, those of GEMVs and experts 9, of projection and selection 14 (H200, 2026-11-30, two a time).
+So what a step with all of them shows is to be looked at once more with few.
 
 It is a switch of the compiler's: machine code without it has no trace of it.
 """
@@ -43,7 +43,7 @@ _kinds: dict[str, int] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stamp:
+class BlockTimestamps:
     """One block. Times in ns of the GPU's timer; ``released_ns`` is 0 where the kernel does not record it."""
 
     kernel: str
@@ -55,7 +55,7 @@ class Stamp:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StampedLaunch:
+class RecordedLaunch:
     """One launch: its first and its last block, in us from the first block of all.
 
     ``released_us`` is None where the kernel does not record it. ``num_sms``: on which its blocks ran.
@@ -70,7 +70,7 @@ class StampedLaunch:
 
 
 @dataclass(frozen=True)
-class StampBuffer:
+class TimestampBuffer:
     """Where the kernels of this process record."""
 
     memory: torch.Tensor
@@ -78,7 +78,7 @@ class StampBuffer:
     def clear(self) -> None:
         self.memory[:HEAD_BYTES].zero_()
 
-    def timestamps(self) -> list[Stamp]:
+    def timestamps(self) -> list[BlockTimestamps]:
         """Records since ``clear``, in no order. Raises UserError where there were more than it holds."""
         import torch
 
@@ -91,25 +91,27 @@ class StampBuffer:
         times = words[:, 4:].contiguous().view(torch.int64).tolist()
         names = {number: name for name, number in _kinds.items()}
         return [
-            Stamp(kernel=names[kind], block=block, sm=sm, began_ns=began, released_ns=released, ended_ns=ended)
+            BlockTimestamps(
+                kernel=names[kind], block=block, sm=sm, began_ns=began, released_ns=released, ended_ns=ended
+            )
             for (kind, block, sm), (began, released, ended) in zip(words[:, :3].tolist(), times, strict=True)
         ]
 
-    def launches(self) -> list[StampedLaunch]:
+    def launches(self) -> list[RecordedLaunch]:
         """What was recorded since ``clear``, launch by launch."""
         return launches_of(self.timestamps())
 
 
-def launches_of(timestamps: Sequence[Stamp]) -> list[StampedLaunch]:
+def launches_of(timestamps: Sequence[BlockTimestamps]) -> list[RecordedLaunch]:
     """Launches in the order in which they began.
 
     Launches of one kernel follow one another on their stream, so the k-th record of each of its blocks is of its k-th
     launch.
     """
-    of_block: dict[tuple[str, int], list[Stamp]] = defaultdict(list)
+    of_block: dict[tuple[str, int], list[BlockTimestamps]] = defaultdict(list)
     for one in sorted(timestamps, key=lambda one: one.began_ns):
         of_block[one.kernel, one.block].append(one)
-    found: dict[tuple[str, int], list[Stamp]] = defaultdict(list)
+    found: dict[tuple[str, int], list[BlockTimestamps]] = defaultdict(list)
     for (kernel, _), records in of_block.items():
         for number, one in enumerate(records):
             found[kernel, number].append(one)
@@ -119,7 +121,7 @@ def launches_of(timestamps: Sequence[Stamp]) -> list[StampedLaunch]:
         return (min(values) - origin_ns) / 1e3, (max(values) - origin_ns) / 1e3
 
     launches = [
-        StampedLaunch(
+        RecordedLaunch(
             kernel=kernel,
             num_blocks=len(records),
             began_us=span([one.began_ns for one in records]),
@@ -132,7 +134,7 @@ def launches_of(timestamps: Sequence[Stamp]) -> list[StampedLaunch]:
     return sorted(launches, key=lambda one: (one.began_us, one.kernel))
 
 
-def collect(device: torch.device | str = "cuda", families: Sequence[str] = ()) -> StampBuffer:
+def collect(device: torch.device | str = "cuda", families: Sequence[str] = ()) -> TimestampBuffer:
     """Have kernels that are compiled from now on record into a new buffer: those of ``families``, or all.
 
     Raises UserError where some are compiled already, and for a family that there is not.
@@ -149,7 +151,7 @@ def collect(device: torch.device | str = "cuda", families: Sequence[str] = ()) -
     _families = frozenset(checked(families))
     memory = torch.zeros(HEAD_BYTES + 4 * RECORD_WORDS * CAPACITY, dtype=torch.uint8, device=device)
     _address = memory.data_ptr()
-    return StampBuffer(memory)
+    return TimestampBuffer(memory)
 
 
 @cache

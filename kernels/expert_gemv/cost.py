@@ -32,7 +32,7 @@ def down(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: in
 
 
 def _own_launch(weight: Weight, num_blocks: int, rows: int, top_k: int, distinct_milli: int) -> Work:
-    """Ids, then weights: nothing is read before the wait. Row by row, each ending with a meeting of the warps."""
+    """Ids, then weights: nothing is read before the wait. Row by row, each ending with a barrier of the warps."""
     num_bytes = round(weight.num_bytes * top_k * 1000 / distinct_milli)
     passes = tuple(
         Pass(
@@ -67,7 +67,7 @@ def persistent(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_mil
     """Both products in the launch of this folder, row by row: an expert that two rows chose is read twice.
 
     One stream of bulk copies behind the ids, all gate and up of the rows, then all down: it does not stop between the
-    products, where hidden vectors go through L2 to all blocks. A row ends with a meeting of the warps.
+    products, where hidden vectors go through L2 to all blocks. A row ends with a barrier of the warps.
     """
     passes: list[Pass] = []
     share = top_k * 1000 / distinct_milli  # of the distinct experts, those of one row

@@ -8,7 +8,7 @@ What it computes
 How data moves
     All weight bytes of a row are known as soon as the ids are, and nothing that this kernel computes decides an
     address. So one producer warp streams the block's share of w1 and w3 and then of w2 through one ring of bulk
-    copies, without regard to the dependency between the two products: while the last sums of the first meet, w2 fills
+    copies, without regard to the dependency between the two products: while the last sums of the first add up, w2 fills
     the ring (TP8: 104 KB a block; TP16: 53 KB; the ring holds 122 KB). A slot of the ring arrives in pieces with a
     barrier each, so that the last tile is multiplied while it arrives.
     128 blocks: each has 1 of the 16 experts and 1/8 of its gate/up tiles (6 of 48 at TP8, 3 of 24 at TP16) in the
@@ -318,7 +318,7 @@ class ExpertGemv:
                     s_full, s_empty, s_phase,
                 )  # fmt: skip
             if const_expr(c.part == "both"):
-                # Since the last row's meeting every warp of this block finds the phase in shared memory.
+                # Since the last row's barrier every warp of this block finds the phase in shared memory.
                 turn = ptx.shared_load_int(s_phase)
                 size = max_rows * (TOP_K * c.width * 2)
                 if warp >= K_WARPS:
@@ -343,7 +343,7 @@ class ExpertGemv:
     def _fetch_control(
         self, out: Int64, hidden: Int64, phase: Int64, rows: Int32, max_rows: Int32, block: Int32, tid: Int32
     ) -> None:
-        """Ask for what was last used a layer ago and is needed at a meeting: tables, phase, the vectors between."""
+        """Ask for what was last used a layer ago and is needed at a barrier: tables, phase, the vectors between."""
         c = self.config
         if const_expr(c.part == "both"):
             row_lines = TOP_K * c.width * 2 // 128

@@ -4,7 +4,7 @@
 
 First the read bandwidth of the same GPU, which is 100 %. Then every case by the protocol of bench.py: calls over
 operands that come from HBM, in one graph, replayed, twice. The file is written anew after every case, so what was
-measured survives the end of the program; ``resume`` goes on from there. Cases of one row come first.
+measured survives the end of the program; ``resume`` resumes there. Cases of one row come first.
 
 A row of the file: operator, case, the samples of ``bench.sample_row``, ``second_median_us`` (the same graph again),
 ``moved_bytes`` (from the operator's cost.py), and the rates and peers that follow from them.

@@ -1,7 +1,7 @@
 """Cost of one KDA decode step: convolution, SiLU, L2 norms, decay gate, delta rule, gated RMSNorm.
 
 ``cluster`` is the kernel of this folder: it projects the gate itself and splits the 128 value columns of a head over
-four blocks, two, or none, by the heads of all rows; the blocks of a head meet once, for the RMSNorm.
+four blocks, two, or none, by the heads of all rows; the blocks of a head have one barrier, for the RMSNorm.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ What it computes, for one row (token) and head, D = 128::
     out     = rmsnorm(S''^T q) norm_weight sigmoid(gate)
 
 and one pass over S suffices, because ``S''^T q = S'^T q + (k . q) delta``: both sums over k are taken of the same
-registers, and the norms of q and k enter as scalars afterwards, so that only one meeting of threads lies between the
+registers, and the norms of q and k enter as scalars afterwards, so that only one barrier of threads lies between the
 inputs and those sums.
 
 Tensors: ``projected [rows, q|k|v|gate|f_a|beta|padding]`` bf16, ``gate_weight [heads D, D]`` bf16, ``conv_weight
@@ -36,7 +36,7 @@ launch the caller therefore promises that no kernel still in flight writes the s
 
 What lost: on an H200, 8 blocks a head against 4 (fp32, 2.45 and 2.31 us at 12 heads), 256 threads against 128 there
 (2.41 us), and all warps doing everything in the streaming form. On paper: one block a head (12 of 132 SMs pull the
-state at batch 1); columns owned by a warp, which needs no meeting for the sums over k but touches 32 cache lines a
+state at batch 1); columns owned by a warp, which needs no barrier for the sums over k but touches 32 cache lines a
 load; f_a in fp32 FMAs (twice the instructions of the tensor cores' padded product).
 
 Limits: the streaming form reaches 3.3 TB/s of state read and written at 128 rows of 12 heads, 61.5 us; it is not known

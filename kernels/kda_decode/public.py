@@ -21,7 +21,7 @@ def per_head(
             reads=state_reads(rows, state_bytes, conv_state_bytes, conv_weight_bytes),
             written_bytes=rows * (state_bytes + conv_state_bytes),
             flops=STATE_FLOPS_PER_ELEMENT * rows * state_bytes / 4,
-            # L2 norms of q and k together; one meeting a chunk of the state; the RMSNorm. The sums over a
+            # L2 norms of q and k together; one barrier a chunk of the state; the RMSNorm. The sums over a
             # state row stay within a warp.
             num_block_reductions=1 + 4 + 1,
         ),
@@ -32,7 +32,7 @@ def per_head(
 def public_cluster(
     weights: Sequence[Weight], *, rows: int, heads: int, state_bytes: int, conv_state_bytes: int, conv_weight_bytes: int
 ) -> Work:
-    """``cluster`` of an engine whose code is not known: its instructions are in a trip and a sum for each meeting."""
+    """``cluster`` of an engine whose code is not known: its instructions are in a trip and a sum for each barrier."""
     work = cluster(
         weights,
         rows=rows,

@@ -26,7 +26,7 @@ How data moves
     the query as operand A in registers (96 of them); the others come from shared memory, once for both n8. The order of
     the 576 dimensions inside the products is free, so a thread takes 16 contiguous bytes of its token; so is the order
     of tokens, so the probabilities that a thread computes are the four that operand A of the second product wants in
-    that lane: one store and one load of 16 bytes a step. Row maxima meet in shared memory, with a barrier of the score
+    that lane: one store and one load of 16 bytes a step. Row maxima cross in shared memory, with a barrier of the score
     warps alone. The exponents' reference follows the maximum only when it grew much (``LAG``); it is what maxima mean
     below, and the sums and accumulators of a block share it.
 

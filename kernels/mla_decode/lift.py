@@ -8,7 +8,7 @@ How data moves
     A block owns eight values of a head, each of its four warps a quarter of the latent. A thread requests its weights
     before the dependency wait, into the registers in which mma.sync m16n8k16 wants operand A (half of its rows stay
     zero); rows of the batch are operand B, loaded straight from global memory: the order of K is free, so 16 contiguous
-    bytes are a thread's share of two products on both sides. The warps' sums meet in shared memory.
+    bytes are a thread's share of two products on both sides. The warps' sums are added up in shared memory.
 
 Why this shape
     6 heads are 96 blocks and 12 are 192: one round on an H200, with all of W_UV in flight at once. 16 values a block

@@ -1,7 +1,7 @@
 """Reference of what precedes MLA attention: norms, query up-projection, absorption of W_UK, cache row, in torch.
 
 Shape legend: B rows, H heads, L = 1536 query latent, V = 512 key-value latent, P = 64 position-free extra dimensions,
-N = 128 query dimensions that meet the latent, D = V + P = 576.
+N = 128 query dimensions that are absorbed into the latent, D = V + P = 576.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class Group:
             return local_block(num_bytes, self.device)
         return symmetric_block(num_bytes, self.device, torch.distributed.group.WORLD)
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until this GPU is idle, and then for the other processes."""
         import torch
 
@@ -165,7 +165,7 @@ def check_hand_overs(
         for one in results:
             found.append(one)
             on_case(one)
-        group.meet()
+        group.barrier()
     return found
 
 
@@ -186,7 +186,7 @@ def compare(hand_over: HandOver, group: Group, num_ranks: int, *, num_replays: i
     for call in calls:
         call.reset()
         call.expected()
-    group.meet()
+    group.barrier()
     for call in calls:
         call.launch()
     torch.cuda.synchronize()
@@ -207,7 +207,7 @@ def compare(hand_over: HandOver, group: Group, num_ranks: int, *, num_replays: i
         differ = torch.zeros((), dtype=torch.int64, device=group.device)
         graph = graph_of(hand_over, first, differ, before_call)
         differ.zero_()
-        group.meet()
+        group.barrier()
         for _ in range(count):
             graph.replay()
         torch.cuda.synchronize()
@@ -215,7 +215,7 @@ def compare(hand_over: HandOver, group: Group, num_ranks: int, *, num_replays: i
         unequal[name] = unequal.get(name, 0) + group.total(int(differ))
         if unequal[name]:
             reasons.append(f"{name}: {unequal[name]} results in {replays[name]} replays differ from the first run")
-        group.meet()
+        group.barrier()
 
     replay("close", num_replays, lambda _: None)
     replay("skewed", num_replays, lambda _: delay(range_us=SKEW_US))

@@ -47,7 +47,7 @@ def check_path(group: Group, path_name: str, num_ranks: int, *, seed: int) -> Co
 
         clear(rank, 1, torch.zeros(1, dtype=torch.int32))
         rows = []
-        group.meet()
+        group.barrier()
         for number in range(NUM_STEPS):
             if skewed:
                 delay(range_us=SKEW_US)

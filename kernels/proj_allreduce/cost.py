@@ -23,7 +23,7 @@ MAX_BLOCKS_K = 12  # 32-wide blocks along K whose weights a thread holds
 def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
     """16 outputs a block, its weights in registers before the wait; then x, the products, and a chunk a thread sent.
 
-    x goes through shared memory, and the sums of the warps meet: two barriers of a block. The addresses of the peers
+    x goes through shared memory, and so do the sums of the warps: two barriers of a block. The addresses of the peers
     were read before the wait.
     """
     (one,) = weights
@@ -66,7 +66,7 @@ def consume(weights: Sequence[Weight], *, rows: int, hidden: int, slots: int) ->
     """Sum of ``slots`` rows, residual, mix with the prepared snapshot part, norm: eight blocks a row.
 
     The number of the buffer in use is read before its slots can be, and at the end a counter is taken, in whose order
-    the last block turns to the next buffer: two trips to L2 more. Slots are added up, and sums meet in the block before
+    the last block turns to the next buffer: two trips to L2 more. Slots are added up, and sums cross the block before
     and after the cluster.
     """
     row_bytes = hidden * BF16_BYTES

@@ -13,7 +13,7 @@ How data moves
     which mma.sync m16n8k16 wants operand A: the order of K is free, so 16 contiguous bytes of a row are a thread's
     share of two products. All D/16 blocks are resident at once (four an SM at 128 registers), hence the whole matrix is
     in flight at once and there is no loop. Rows of x are operand B; up to 8 cost the same as 1. The sums of the warps
-    meet in shared memory; then a thread stores one 16-byte chunk (8 outputs) to one peer.
+    are added up in shared memory; then a thread stores one 16-byte chunk (8 outputs) to one peer.
     ``consume``: a cluster of eight blocks a row; a thread polls its chunk in all slots at once. Both reductions of
     the layer (the prefix's logit, the root mean square of the mix) come from four sums that are known before the
     softmax (v.v, v.q, v.s, s.s with s the snapshots' sum: |a s + b v|^2 = a^2 s.s + 2 a b s.v + b^2 v.v), so one

@@ -139,8 +139,8 @@ class KernelExchange:
     def ids(self) -> torch.Tensor:
         return self.candidates[1]
 
-    # Candidates and logits are copied between ranks of one process, who meet at an event; a copy is a product with
-    # one, because a plain one may become a copy-engine node.
+    # Candidates and logits are copied between ranks of one process, who wait for one another at an event; a copy is a
+    # product with one, because a plain one may become a copy-engine node.
     def push_candidates(self) -> None:
         import torch
 

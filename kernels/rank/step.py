@@ -1,4 +1,4 @@
-"""One decode step of one rank, or of several that share a GPU: calls on their streams, events where streams meet.
+"""One decode step of one rank, or of several that share a GPU: calls on their streams, events between streams.
 
 The order of a step is the program's. A call waits for its predecessor on the same stream and for the calls of other
 streams in ``after``; nothing else orders it, on the GPU or in ``legal_order``, which the tests use to show that this

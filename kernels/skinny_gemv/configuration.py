@@ -132,7 +132,7 @@ class GemvConfiguration:
 
     @property
     def num_parts(self) -> int:
-        """Warps whose sums meet in shared memory for one output."""
+        """Warps whose sums are added up in shared memory for one output."""
         return self.tiling.threads_k // WARP
 
     @property

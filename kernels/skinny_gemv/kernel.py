@@ -14,13 +14,13 @@ How data moves
     ring fills while this kernel drains. Two generations fit an SM when a block takes at most 113 KB an SM.
 
     ``fma`` (few rows): a group of threads spans K, each thread keeps its slice of x in registers as fp32 for the whole
-    kernel and meets every output row of the group. Sums are folded across the warp a stage at a time and left in
+    kernel and multiplies every output row of the group. Sums are folded across the warp a stage at a time and left in
     shared memory by warp; one barrier at the end. Output rows are dealt to blocks one by one, so the grid is always
     one wave and blocks differ by one row of weights.
 
     ``mma`` (more rows): weights are operand A of mma.sync m16n8k16, x is operand B. A and B may permute K in any way
     that both follow, so a thread takes 16 contiguous bytes of a row as its share of two instructions: the same private
-    slots, no ldmatrix, no swizzle. Warps take turns along K; their accumulators meet in shared memory.
+    slots, no ldmatrix, no swizzle. Warps take turns along K; their accumulators are added up in shared memory.
 
     Split K: a cluster of ``split`` blocks shares the output rows, each takes a slice of K, the others store their sums
     into the first one's shared memory.
@@ -314,7 +314,7 @@ class SkinnyGemv:
                 if const_expr(config.fills_threads):
                     r_x.append(_widen(ptx.load_cached(g_x)))
                 else:
-                    # Beyond the end of K any address inside the row will do: what it meets is taken as zero.
+                    # Beyond the end of K any address inside the row will do: its factor is taken as zero.
                     words = ptx.load_cached(select_(exists[c], g_x, x))
                     r_x.append(_widen([select_(exists[c], word, Uint32(0)) for word in words]))
 
@@ -337,7 +337,7 @@ class SkinnyGemv:
         self._stamp(tid, began, released)
 
     def _stamp(self, tid: Int32, began: Int64, released: Int64) -> None:
-        """The end is that of the products: what is left is a meeting of the block and its stores."""
+        """The end is that of the products: what is left is a barrier of the block and its stores."""
         if timestamps.on("skinny_gemv"):
             self._record(tid, began, released)
 

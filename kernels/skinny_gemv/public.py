@@ -43,7 +43,7 @@ def _tensor_core(weights: Sequence[Weight], rows: int, *, early: bool, sent_byte
         unit=Unit.BF16,
         num_tensor_core_setups=1,
         num_block_reductions=1 if split > 1 else 0,
-        # The parts of a tile meet over a cluster before and after they are added up.
+        # A cluster barrier before and after the parts of a tile are added up.
         barrier=Barrier.CLUSTER if split > 1 else Barrier.NONE,
         num_barriers=2 if split > 1 else 0,
     )

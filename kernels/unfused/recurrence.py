@@ -12,7 +12,7 @@ What they compute, on the tensors of ``kda_decode`` (D = 128, C = 3 heads D chan
 How data moves
     ``conv_update``: 8 channels a thread, every access 16 bytes, samples newest last. ``recurrent_update``: four blocks
     a head, each 32 value columns of the state in registers, and one pass over them suffices because
-    S''^T q = S'^T q + (k . q) delta, as in ``kda_decode``: one meeting of threads for q, k and alpha, one for the sums
+    S''^T q = S'^T q + (k . q) delta, as in ``kda_decode``: one barrier of threads for q, k and alpha, one for the sums
     over k. Blocks of a head share nothing. ``gated_norm``: a warp a head.
 
 Limits

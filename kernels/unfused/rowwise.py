@@ -12,7 +12,7 @@ What they compute
 
 How data moves
     16 bytes a thread and access; rows at any stride of 16 bytes. ``norm``: one block a row and part, up to four chunks
-    a thread, one meeting of the block's warps. The others are one load and one store deep.
+    a thread, one barrier of the block's warps. The others are one load and one store deep.
 
 Limits
     Widths are multiples of 8, of ``norm`` at most 8192. A cache slot below 0 marks a padding row: nothing is written to

@@ -8,7 +8,7 @@ from pathlib import Path
 from k3sim.kernels.harness.bench import Timing, num_copies, write_samples
 
 
-def test_copies_fill_three_times_the_l2_and_are_at_least_eight() -> None:
+def test_copies_fill_l2_three_times_at_least_eight() -> None:
     assert num_copies(90_144_768, 62_914_560) == 8
     assert num_copies(1_000_000, 10_000_000) == 30
     assert num_copies(1_000_001, 10_000_000) == 30

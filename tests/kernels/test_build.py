@@ -68,7 +68,7 @@ def test_straight_code_is_no_longer_than_its_build() -> None:
     assert len(counts) > 30 and not too_many
 
 
-def test_kernels_ask_for_what_their_costs_say_of_an_sms_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_carve_outs_are_those_of_the_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("cutlass")
     from k3sim.kernels.mla_prep.kernel import MlaPrepConfiguration
@@ -94,7 +94,7 @@ def test_kernels_ask_for_what_their_costs_say_of_an_sms_memory(monkeypatch: pyte
     assert asked == [one.carve_out_percent for one in said] == expected
 
 
-def test_the_catalogue_has_every_operator_that_has_a_cost() -> None:
+def test_every_operator_with_a_cost_is_built() -> None:
     costed = {name.split(".")[0] for name in all_costs()}
     assert costed == {*BUILDS, "cublas"}  # which is another's, called through torch
 
@@ -106,7 +106,7 @@ def test_names_of_kernels_are_file_names() -> None:
             assert re.fullmatch(r"[a-z0-9_]+", name), (operator, name)
 
 
-def test_what_is_unknown_is_refused_with_what_is_accepted(tmp_path: Path) -> None:
+def test_unknown_names_are_refused_with_the_accepted(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"unknown operator 'gemv'; accepted: attn_res, "):
         build(tmp_path, operators=("gemv",))
     with pytest.raises(UserError, match=r"unknown architecture 'sm_80'; accepted: sm_90a, "):

@@ -27,7 +27,7 @@ def names(operator: str, *, timed: bool) -> set[str]:
     return {case.name for case in CASES if case.operator == operator and (case.timed is not None or not timed)}
 
 
-def test_every_operator_that_is_built_has_cases_of_which_some_are_timed() -> None:
+def test_every_built_operator_has_timed_and_checked_cases() -> None:
     assert set(OPERATORS) == set(BUILDS) == {case.operator for case in CASES}
     assert set(OPERATORS) == {case.operator for case in CASES if case.timed}
     assert set(OPERATORS) == {case.operator for case in CASES if case.problem}
@@ -37,7 +37,7 @@ def test_no_two_cases_have_one_name() -> None:
     assert len({(case.operator, case.name) for case in CASES}) == len(CASES)
 
 
-def test_every_listed_matrix_is_checked_in_both_forms_and_timed() -> None:
+def test_listed_matrices_are_checked_in_both_forms() -> None:
     for num_outputs, depth in GEMV_SHAPES:
         for rows in ("1 row", "2 rows", "8 rows", "16 rows"):
             assert f"{num_outputs}x{depth}, {rows}" in names("skinny_gemv", timed=False)
@@ -129,7 +129,7 @@ def test_bytes_of_the_floor_by_hand(operator: str, name: str, moved_bytes: int) 
     assert case.moved_bytes == moved_bytes
 
 
-def test_an_unknown_operator_is_refused_with_the_nearest_name() -> None:
+def test_unknown_operators_are_refused_with_the_nearest_name() -> None:
     with pytest.raises(UserError, match=r"unknown operator 'skiny_gemv' \(did you mean skinny_gemv\?\); accepted: att"):
         cases_of(["router_topk", "skiny_gemv"])
     with pytest.raises(UserError, match="unknown operator 'x'; accepted"):
@@ -167,7 +167,7 @@ def test_a_check_refuses_poison_and_accepts_the_reference(case: Case) -> None:
         assert verdict, str(verdict)
 
 
-def test_a_state_slot_of_no_row_that_is_written_is_found() -> None:
+def test_a_written_slot_of_no_row_is_found() -> None:
     pytest.importorskip("torch")
     (case,) = (one for one in CASES if one.name == "6 heads, 1 row, fp32 state")
     assert case.problem is not None
@@ -198,7 +198,7 @@ def test_a_check_refuses_one_wrong_element(operator: str) -> None:
     assert not verdict, str(verdict)
 
 
-def test_the_copies_of_timed_calls_are_eight_and_more_and_fill_three_times_the_l2() -> None:
+def test_timed_calls_fill_l2_three_times() -> None:
     pytest.importorskip("torch")
     l2_bytes = 4 << 20
     for name in ("448x7168, 1 row", "1152x1536, 1 row"):

@@ -44,13 +44,13 @@ def only(one: Case) -> Checked:
     return found
 
 
-def test_a_right_kernel_passes_with_its_error_and_bound() -> None:
+def test_right_kernels_pass_with_error_and_bound() -> None:
     found = only(case(right))
     assert (found.ok, found.error, found.bound, found.reason) == (True, 0.0, 3e-3, "")
     assert found.line == "some  case  0.00e+00  3e-03  0 replays  ok"
 
 
-def test_an_output_that_is_not_written_fails_even_after_a_right_launch() -> None:
+def test_an_unwritten_output_fails_after_right_launches() -> None:
     calls = []
 
     def forgets(values, twice, same):  # type: ignore[no-untyped-def]
@@ -72,7 +72,7 @@ def test_a_wrong_integer_is_counted() -> None:
     assert not found.ok and found.reason == "same: 1 of 4 differ" and (found.error, found.bound) == (1.0, 0.0)
 
 
-def test_an_output_that_is_also_an_input_keeps_its_value_for_the_launch() -> None:
+def test_in_place_outputs_keep_their_input() -> None:
     def adds(values, twice, same):  # type: ignore[no-untyped-def]
         twice.copy_(2 * values)
         same += values.int()
@@ -81,7 +81,7 @@ def test_an_output_that_is_also_an_input_keeps_its_value_for_the_launch() -> Non
     assert not only(case(adds)).ok
 
 
-def test_a_case_that_raises_fails_with_the_reason_and_the_next_one_runs() -> None:
+def test_a_raising_case_fails_and_the_next_runs() -> None:
     def raises(values, twice, same):  # type: ignore[no-untyped-def]
         raise RuntimeError("an illegal\n  memory access")
 

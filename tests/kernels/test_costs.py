@@ -308,7 +308,7 @@ def test_every_operator_is_counted() -> None:
     assert all(len(cases) == 2 for cases in CASES.values())
 
 
-def test_the_shapes_used_here_are_those_of_the_model() -> None:
+def test_shapes_used_here_are_the_models() -> None:
     for tp, weights in ((8, (IN_PROJ8, O_PROJ8, UP8)), (16, (IN_PROJ16, O_PROJ16, UP16))):
         matrices = rank_matrices(K3, Layout(tp=tp))
         for name, one in zip(("kda.in_proj", "kda.o_proj", "moe.latent_up_shard"), weights, strict=True):
@@ -354,7 +354,7 @@ def test_bytes_that_each_peer_receives(
     assert work_of(operator, weights, shape).sent_bytes_per_peer == expected
 
 
-def test_divided_routing_sends_logits_in_fp32_and_the_latent_in_bf16() -> None:
+def test_sharded_routers_send_fp32_logits_and_bf16_latents() -> None:
     program = build_program(K3, Layout(tp=8), Workload(), find_path("fused"), only_layers=(1,))
     (front,) = (call for call in program.calls if call.stage == "moe.front")
     assert work_of(front.operator, front.weights, front.shape).sent_bytes_per_peer == 112 * 4 + 448 * 2
@@ -388,7 +388,7 @@ def every_work() -> list[tuple[str, Work]]:
     return found
 
 
-def test_the_gathered_consumer_reads_parameters_and_runs_emptying_blocks_beside_the_polling_ones() -> None:
+def test_gathered_consumers_run_emptying_blocks_beside_polling_ones() -> None:
     one, four = (proj_allreduce.consume_gathered((), rows=rows, hidden=H) for rows in (1, 4))
     assert (one.num_blocks, four.num_blocks) == (16, 64)
     # An eighth of the gathered row; residual and the prepared part were loaded before the polling.
@@ -397,13 +397,13 @@ def test_the_gathered_consumer_reads_parameters_and_runs_emptying_blocks_beside_
     assert [part.num_barriers for part in one.passes] == [1]
 
 
-def test_the_divided_front_selects_beside_two_blocks_that_collect_the_latent() -> None:
+def test_selection_runs_beside_two_collecting_blocks() -> None:
     work = router_topk.gather_topk((), rows=2, latent=L)
     assert work.num_blocks == 6
     assert work.passes[0].activation_bytes_per_block == 7168  # half of 3584 fp32 values
 
 
-def test_the_gemv_takes_the_blocks_and_the_ring_of_its_measured_tiling() -> None:
+def test_gemv_counts_are_of_its_measured_tiling() -> None:
     one = skinny_gemv.tiled((IN_PROJ16,), rows=1)
     assert (one.num_blocks, one.threads_per_block) == (132, 448)
     assert one.bytes_in_flight_per_block == 5 * 2 * 14_336  # five stages of two rows
@@ -424,7 +424,7 @@ def test_experts_go_row_by_row_through_both_products() -> None:
     assert [one.num_blocks for one in two.passes] == [128, 128, 112, 112]
 
 
-def test_attention_takes_one_block_an_sm_in_clusters_chosen_by_pages() -> None:
+def test_attention_clusters_follow_the_pages() -> None:
     short, long = (
         mla_decode.clusters((), rows=1, heads=6, context=context, kv_row_bytes=576, kv_lora_rank=512)
         for context in (8192, 131_072)
@@ -434,13 +434,13 @@ def test_attention_takes_one_block_an_sm_in_clusters_chosen_by_pages() -> None:
     assert (short.max_blocks_per_sm, short.threads_per_block) == (1, 384)
 
 
-def test_cublas_splits_deep_products_and_adds_up_in_a_second_launch() -> None:
+def test_cublas_adds_split_products_in_another_launch() -> None:
     deep, flat = (cublas.gemm((one,), rows=1) for one in (bf16(2112, H), O_PROJ16))
     assert [one.barrier for one in deep.passes] == [Barrier.LAUNCH, Barrier.NONE]
     assert [one.barrier for one in flat.passes] == [Barrier.NONE]
 
 
-def test_the_two_expert_launches_read_what_the_one_reads() -> None:
+def test_two_expert_launches_read_as_much_as_one() -> None:
     first = expert_gemv.gate_up((W13_16,), **EXPERTS1)
     second = expert_gemv.down((W2_16,), **EXPERTS1)
     assert (first.num_blocks, second.num_blocks) == (128, 112)

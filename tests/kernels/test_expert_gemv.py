@@ -61,7 +61,7 @@ def test_scale_255_is_nan() -> None:
     assert bool(mxfp4.decode(torch.zeros(16, dtype=torch.uint8), torch.tensor([255], dtype=torch.uint8)).isnan().all())
 
 
-def test_half_bit_patterns_are_the_codes_over_two_to_the_14() -> None:
+def test_half_bit_patterns_are_scaled_codes() -> None:
     """What the kernel's shifts and masks make of a word, by the f16 format itself."""
     for code in range(16):
         for q, (shift, sign_shift) in enumerate(mxfp4.PLACES):
@@ -96,7 +96,7 @@ def read_unit(unit: torch.Tensor, blocks: int) -> torch.Tensor:
     return values
 
 
-def test_packed_gate_up_holds_every_weight_where_the_kernel_reads_it() -> None:
+def test_packed_gate_up_is_where_the_kernel_reads() -> None:
     experts = random_experts(2, 192, scale_low=0, scale_high=255)
     tile = pack_experts(experts).gate_up[1, 5]
     gate = mxfp4.decode(experts.gate[1, 40:48], experts.gate_scales[1, 40:48], torch.float64)
@@ -108,7 +108,7 @@ def test_packed_gate_up_holds_every_weight_where_the_kernel_reads_it() -> None:
 
 
 @pytest.mark.parametrize("width", [192, 384])
-def test_packed_down_holds_every_weight_where_the_kernel_reads_it(width: int) -> None:
+def test_packed_down_is_where_the_kernel_reads(width: int) -> None:
     experts = random_experts(1, width)
     pair = pack_experts(experts).down[0, 111]
     for tile in range(2):
@@ -172,7 +172,7 @@ def test_launch_names_the_argument_at_fault() -> None:
             expert_gemv(**{**arguments, **changed})
 
 
-def test_the_launches_of_the_two_products_name_the_argument_at_fault() -> None:
+def test_two_launches_name_the_argument_at_fault() -> None:
     packed = PackedExperts(
         gate_up=torch.zeros(2, 24, 30464, dtype=torch.uint8), down=torch.zeros(2, 112, 3328, dtype=torch.uint8)
     )
@@ -207,7 +207,7 @@ def test_kernel_matches_the_reference(width: int, rows: int, dtype: str) -> None
 
 
 @pytest.mark.gpu
-def test_kernel_is_exact_at_the_ends_of_the_scale_range() -> None:
+def test_kernel_is_exact_at_the_scale_ends() -> None:
     """Gate and up of exactly known size through scales that f16 could not hold: 2**-100 against 2**100 in x's stead."""
     experts = random_experts(16, 192, "cuda", scale_low=0, scale_high=3)
     packed = pack_experts(experts)
@@ -271,7 +271,7 @@ def test_two_launches_give_the_bits_of_one(width: int, rows: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("width", "ranks"), [(192, 16), (384, 8), (192, 2)])
 @pytest.mark.parametrize("rows", [1, 5, 16])
-def test_pushed_sums_fill_the_slots_as_a_send_would(width: int, ranks: int, rows: int) -> None:
+def test_pushed_sums_fill_slots_like_a_send(width: int, ranks: int, rows: int) -> None:
     packed = pack_experts(random_experts(40, width, "cuda"))
     workspace = ExpertWorkspace.allocate(packed)
     weights, out = torch.rand(rows, 16, device="cuda"), torch.empty(rows, LATENT, dtype=torch.bfloat16, device="cuda")

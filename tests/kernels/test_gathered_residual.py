@@ -42,7 +42,7 @@ def test_a_looped_back_rank_fills_every_slot_once(ranks: int, rank: int, rows: i
     assert gathered == {slots.gathered.data_ptr() + at * outputs * 2 for at in range(ranks * rows)}
 
 
-def test_a_gathered_row_is_one_part_of_the_consumers_sum() -> None:
+def test_a_gathered_row_is_one_summand() -> None:
     generator = torch.Generator().manual_seed(0)
     shards = torch.randn(4, 2, 64, generator=generator).bfloat16()
     residual = torch.randn(2, 256, generator=generator).bfloat16()
@@ -219,7 +219,7 @@ def test_an_embedding_row_starts_the_prefix() -> None:
 
 
 @pytest.mark.gpu
-def test_consumers_that_run_first_wait_for_what_is_sent_later() -> None:
+def test_early_consumers_wait_for_later_sends() -> None:
     world = _Tail(2, 3)
     tail = world.tail()
     world.run()  # compiles

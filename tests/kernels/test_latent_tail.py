@@ -46,7 +46,7 @@ def test_reference_by_the_definition_of_the_norm() -> None:
             assert out[row, h].item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_shards_of_the_up_projection_join_to_the_whole() -> None:
+def test_up_projection_shards_join_to_the_whole() -> None:
     latent, shared = torch.randn(8, 1, LATENT).double(), torch.randn(8, 1, HIDDEN).double()
     weight, up_weight = torch.rand(LATENT).double(), torch.randn(HIDDEN, LATENT).double()
     whole = latent_tail(latent, shared, weight, up_weight)
@@ -157,7 +157,7 @@ def test_the_prefix_is_added_to_the_rounded_tail() -> None:
 
 
 @pytest.mark.gpu
-def test_consumers_that_run_first_wait_for_what_is_sent_later() -> None:
+def test_early_consumers_wait_for_later_sends() -> None:
     world = Ranks(2, 3, False)
     world.run()  # compiles
     expected = world.outs.clone()
@@ -182,7 +182,7 @@ def test_a_thousand_replays_give_the_first_result() -> None:
 
 
 @pytest.mark.gpu
-def test_nan_of_all_ones_bits_is_data_not_an_empty_slot() -> None:
+def test_nan_of_all_ones_is_data() -> None:
     world = Ranks(2, 1, False)
     world.shared[1].view(torch.int16)[0, :4] = -1
     world.run()

@@ -21,7 +21,7 @@ def test_top_k_orders_by_logit_then_by_id() -> None:
     assert found.logits_BK[0].tolist() == [-one for one, _ in pairs]
 
 
-def test_merged_candidates_are_the_top_k_of_the_whole_vocabulary() -> None:
+def test_merged_candidates_are_the_whole_top_k() -> None:
     logits = torch.randn(3, 4000, generator=torch.Generator().manual_seed(0)).bfloat16().float()  # bf16: many ties
     shards = [reference.top_k(shard, 64, first_id=1000 * rank) for rank, shard in enumerate(logits.split(1000, dim=1))]
     merged, whole = reference.merge(shards, 64), reference.top_k(logits, 64)

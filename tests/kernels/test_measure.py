@@ -98,7 +98,7 @@ def test_a_row_holds_samples_noise_rate_and_fraction(bench: Bench) -> None:
     assert row_line(row) == "some  a  4.00 us (4.00 to 4.00, again 0.10 apart)  8.0 MB  2.00 TB/s  50 % of floor"
 
 
-def test_one_row_comes_first_and_every_case_is_stored_before_the_next(bench: Bench) -> None:
+def test_one_row_comes_first_and_is_stored(bench: Bench) -> None:
     sizes = []
 
     def timer(name: str, calls: Sequence[Call], replays: int) -> tuple[Timing, Timing]:
@@ -111,7 +111,7 @@ def test_one_row_comes_first_and_every_case_is_stored_before_the_next(bench: Ben
     assert sizes == [0, 1, 2, 3]
 
 
-def test_peers_stand_beside_it_and_one_that_fails_costs_a_line(tmp_path: Path) -> None:
+def test_a_failing_peer_costs_a_line(tmp_path: Path) -> None:
     def missing() -> Sequence[Call]:
         raise ModuleNotFoundError("No module named 'flashinfer'", name="flashinfer")
 
@@ -131,7 +131,7 @@ def test_peers_stand_beside_it_and_one_that_fails_costs_a_line(tmp_path: Path) -
     ]
 
 
-def test_a_case_that_fails_leaves_no_row_and_is_tried_again(bench: Bench) -> None:
+def test_failed_cases_leave_no_row_and_are_retried(bench: Bench) -> None:
     rows = bench.run([case("broken"), case("b")])
     assert [row["case"] for row in rows] == ["b"]
     assert row_line(bench.rows[0]) == "some  broken  FAILED: MemoryError: no room"
@@ -139,7 +139,7 @@ def test_a_case_that_fails_leaves_no_row_and_is_tried_again(bench: Bench) -> Non
     assert [row.get("error") for row in bench.rows] == ["MemoryError: no room", None, "MemoryError: no room"]
 
 
-def test_the_budget_stops_between_cases_and_a_later_run_does_the_rest(bench: Bench) -> None:
+def test_the_budget_stops_between_cases_and_resumes(bench: Bench) -> None:
     cases = [case(name) for name in "abcd"]
     first = bench.run(cases, budget_s=15.0)
     assert [row["case"] for row in first] == ["a", "b"]
@@ -149,7 +149,7 @@ def test_the_budget_stops_between_cases_and_a_later_run_does_the_rest(bench: Ben
     assert bench.stored() == second and second[:2] == first
 
 
-def test_only_a_file_of_the_same_gpu_is_resumed(tmp_path: Path) -> None:
+def test_only_files_of_the_same_gpu_resume(tmp_path: Path) -> None:
     path = tmp_path / "samples.json"
     assert rows_of(path, GPU) == []
     write_samples(path, [], {"gpu": "NVIDIA B200"})
@@ -180,7 +180,7 @@ def test_what_cannot_be_honoured_is_named_first(options: dict[str, Any], named: 
         measure(**options)
 
 
-def test_all_samples_of_all_cases_with_a_peer_each_stay_below_half_a_mb(tmp_path: Path) -> None:
+def test_all_samples_stay_below_half_a_megabyte(tmp_path: Path) -> None:
     """cuBLAS stands beside the products; the other cases have a peer where another package is installed."""
     bench = Bench(tmp_path / "samples.json", {"cuBLAS": lambda: [lambda: None]})
 
@@ -210,7 +210,7 @@ assert code.loads_16_byte == LOADS and code.loads_narrower == 0 and code.spills 
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_reading_kernel_builds_with_room_for_2048_threads_an_sm(architecture: str, tmp_path: Path) -> None:
+def test_the_reading_kernel_fits_2048_threads(architecture: str, tmp_path: Path) -> None:
     if importlib.util.find_spec("cutlass") is None:
         pytest.skip("nvidia-cutlass-dsl is not installed")
     try:

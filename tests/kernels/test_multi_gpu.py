@@ -33,12 +33,12 @@ def test_every_slot_of_every_gpu_is_filled_once(num_ranks: int, num_gpus: int) -
     assert len(filled) == num_ranks * num_gpus
 
 
-def test_as_many_gpus_as_ranks_is_the_plain_exchange_and_one_is_loop_back() -> None:
+def test_all_gpus_exchange_plainly_and_one_loops_back() -> None:
     assert [landing(peer, rank=3, num_gpus=8) for peer in range(8)] == [(peer, 3) for peer in range(8)]
     assert [landing(peer, rank=0, num_gpus=1) for peer in range(8)] == [(0, peer) for peer in range(8)]
 
 
-def test_gpus_that_do_not_divide_the_ranks_are_refused() -> None:
+def test_gpus_must_divide_the_ranks() -> None:
     with pytest.raises(UserError, match="processes: got 3, accepted with tp=8: 1, 2, 4, 8"):
         check_standing(8, 3)
     with pytest.raises(UserError, match="processes: got 16, accepted with ranks=8"):
@@ -87,7 +87,7 @@ def test_each_process_knows_its_place(tmp_path, monkeypatch: pytest.MonkeyPatch)
     assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == ["30", "31", "32"]
 
 
-def test_a_process_that_does_not_come_back_is_stopped(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_hanging_process_is_stopped(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     wakes = "import pathlib, sys, time\ntime.sleep(60)\npathlib.Path(sys.argv[1], 'woke').touch()\n"
     module = child(tmp_path, monkeypatch, wakes)
     assert processes.run_processes(module, [str(tmp_path)], 2, timeout_s=1.0) == processes.TIMED_OUT

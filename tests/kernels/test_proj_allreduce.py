@@ -17,7 +17,7 @@ from k3sim.kernels.proj_allreduce.cases import consumer_operands as _consumer_op
 HIDDEN = 7168
 
 
-def test_consumer_is_a_sum_in_rank_order_and_the_attn_res_combine() -> None:
+def test_consumer_sums_in_rank_order_and_combines() -> None:
     (residual, part, query_norm, query, norm_weight), snapshots = _consumer_operands(2, 256)
     partials = torch.randn(4, 2, 256, generator=torch.Generator().manual_seed(9)).bfloat16()
     found = reference.consume(partials, residual, part, query_norm, query, norm_weight)
@@ -36,7 +36,7 @@ def test_without_snapshots_the_mix_is_the_prefix() -> None:
     assert torch.allclose(found.normalised_BD.double(), expected, atol=1e-5)
 
 
-def test_a_partial_is_never_the_sign_for_not_arrived() -> None:
+def test_no_partial_reads_as_not_arrived() -> None:
     weight = torch.tensor([[-1e-30, 0.0], [1.0, 0.0], [-1.0, 0.0]]).bfloat16()
     partial = reference.produce(torch.tensor([[0.0, 1.0]]).bfloat16(), weight)
     assert not torch.signbit(partial).any()

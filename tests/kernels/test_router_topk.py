@@ -82,7 +82,7 @@ def test_reference_orders_like_a_sort() -> None:
         assert got.tolist() == by_sorting([max(x, -700.0) if x == x else x for x in row.tolist()], bias.tolist())
 
 
-def test_equal_scores_go_to_the_lower_id_and_nan_last() -> None:
+def test_equal_scores_go_by_id_nan_last() -> None:
     rows, bias = hard_rows()
     ids, weights = reference(rows, bias)
     assert ids[2].tolist() == list(range(16))
@@ -117,7 +117,7 @@ def test_launch_names_the_argument_at_fault() -> None:
             router_topk(*arguments)
 
 
-def test_a_gathered_front_is_the_product_with_the_whole_matrices() -> None:
+def test_a_gathered_front_is_the_whole_product() -> None:
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(2, 64, generator=generator)
     router, down = torch.randn(EXPERTS, 64, generator=generator), torch.randn(LATENT, 64, generator=generator)
@@ -130,7 +130,7 @@ def test_a_gathered_front_is_the_product_with_the_whole_matrices() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8, 16, 32])
-def test_chunks_of_the_gathering_threads_lie_within_a_shard_and_tile_the_slots(ranks: int) -> None:
+def test_gathered_chunks_tile_the_slots_within_shards(ranks: int) -> None:
     # As in the kernel: 224 threads take four logits each, 448 take eight columns each.
     experts, columns = EXPERTS // ranks, LATENT // ranks
     chunks = [(tid * 4 // experts, tid * 4 % experts, 4) for tid in range(224)]
@@ -142,7 +142,7 @@ def test_chunks_of_the_gathering_threads_lie_within_a_shard_and_tile_the_slots(r
 
 @pytest.mark.parametrize("num_sms", [132, 148, 152])
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
-def test_the_rule_has_a_tiling_for_a_divided_front_at_all_rows(ranks: int, num_sms: int) -> None:
+def test_sharded_routers_have_a_tiling_at_all_rows(ranks: int, num_sms: int) -> None:
     outputs = (EXPERTS + LATENT) // ranks
     for rows in range(1, 17):
         tiling = rule_tiling(num_outputs=outputs, depth=HIDDEN, rows=rows, num_sms=num_sms)
@@ -154,7 +154,7 @@ def test_the_rule_has_a_tiling_for_a_divided_front_at_all_rows(ranks: int, num_s
         assert max(b - a for a, b in itertools.pairwise(edges)) <= configuration.max_local_rows
 
 
-def test_peers_of_a_front_point_to_this_ranks_block() -> None:
+def test_front_peers_point_to_this_ranks_block() -> None:
     slots = make_front_slots(ranks=16, max_rows=2, device="cpu")
     assert slots.shape == (16, 2, 280) and bool((slots.view(torch.int32) == -1).all())
     bases = [10_000_000 * (rank + 1) for rank in range(16)]
@@ -310,7 +310,7 @@ class Front:
 @pytest.mark.gpu
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize(("ranks", "rows"), [(1, 1), (2, 3), (8, 1), (8, 16), (16, 1), (16, 2), (16, 9)])
-def test_a_divided_front_selects_and_collects_on_every_rank(ranks: int, rows: int, early: bool) -> None:
+def test_sharded_routers_select_alike_on_every_rank(ranks: int, rows: int, early: bool) -> None:
     world = Front(ranks, rows)
     blocks = world.blocks()
     torch.testing.assert_close(
@@ -325,7 +325,7 @@ def test_a_divided_front_selects_and_collects_on_every_rank(ranks: int, rows: in
 
 
 @pytest.mark.gpu
-def test_a_gathering_launch_waits_for_blocks_that_come_later() -> None:
+def test_a_gathering_launch_waits_for_later_blocks() -> None:
     world = Front(8, 2)
     blocks = world.blocks()
     world.poison()

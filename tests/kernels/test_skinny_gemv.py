@@ -89,7 +89,7 @@ def test_situ_takes_gates_from_the_first_half() -> None:
 
 
 @pytest.mark.parametrize("paired", [False, True])
-def test_the_rule_has_a_valid_tiling_for_every_shape_and_row_count(paired: bool) -> None:
+def test_the_rule_tiles_every_shape_and_row_count(paired: bool) -> None:
     for n, k in SHAPES:
         for rows in range(1, MAX_ROWS + 1):
             for num_sms in (132, 148, 152):
@@ -102,7 +102,7 @@ def test_the_rule_has_a_valid_tiling_for_every_shape_and_row_count(paired: bool)
                 ).check()
 
 
-def test_the_measured_table_serves_every_shape_and_row_count() -> None:
+def test_measured_tilings_serve_every_shape_and_rows() -> None:
     assert set(measured_tilings()) == set(SHAPES)
     for (n, k), tilings in measured_tilings().items():
         assert list(tilings) == [1, 2, 8, 16]
@@ -262,7 +262,7 @@ def test_push_writes_the_same_row_to_every_peer() -> None:
 
 
 @pytest.mark.gpu
-def test_a_chain_in_a_graph_repeats_bit_for_bit() -> None:
+def test_a_captured_chain_repeats_bit_for_bit() -> None:
     # Each kernel reads what the one before wrote: an input read before the dependency wait would show.
     x, up, _ = _inputs(1536, 768, 2, device="cuda", seed=1)
     _, down, _ = _inputs(768, 1536, 2, device="cuda", seed=2)

@@ -17,21 +17,21 @@ from k3sim.calibrate.decode.lines import timestamp_lines
 from k3sim.calibrate.decode.options import DecodeOptions
 from k3sim.errors import UserError
 from k3sim.kernels.device import timestamps
-from k3sim.kernels.device.timestamps import Stamp, StampBuffer, StampedLaunch, launches_of
+from k3sim.kernels.device.timestamps import BlockTimestamps, RecordedLaunch, TimestampBuffer, launches_of
 from k3sim.kernels.toolchain import compile_cache
 
 STORED = Path(__file__).parents[2] / "calibrate" / "data" / "h200-block-timestamps.json"
 
 
-def planted(kernel: str, launch: int, num_blocks: int, at_ns: int) -> list[Stamp]:
+def planted(kernel: str, launch: int, num_blocks: int, at_ns: int) -> list[BlockTimestamps]:
     return [
-        Stamp(kernel=kernel, block=block, sm=block % 3, began_ns=at_ns + block, released_ns=at_ns + 50,
+        BlockTimestamps(kernel=kernel, block=block, sm=block % 3, began_ns=at_ns + block, released_ns=at_ns + 50,
               ended_ns=at_ns + 100 + 10 * block + launch)
         for block in range(num_blocks)
     ]  # fmt: skip
 
 
-def test_launches_are_told_apart_whatever_the_order_of_records() -> None:
+def test_launches_are_told_apart_in_any_order() -> None:
     records = [*planted("up", 0, 4, 1000), *planted("up", 1, 4, 3000), *planted("send", 0, 1, 2000)]
     random.Random(0).shuffle(records)
     first, second, third = launches_of(records)
@@ -41,16 +41,16 @@ def test_launches_are_told_apart_whatever_the_order_of_records() -> None:
     assert third.began_us == (2.0, 2.003) and third.ended_us == (2.101, 2.131)
 
 
-def test_blocks_of_a_late_launch_that_overlap_the_next_kernel_stay_with_theirs() -> None:
+def test_overlapping_late_blocks_stay_with_their_launch() -> None:
     late = planted("in_proj", 0, 2, 0)
-    late[1] = Stamp(kernel="in_proj", block=1, sm=1, began_ns=5000, released_ns=5000, ended_ns=9000)
+    late[1] = BlockTimestamps(kernel="in_proj", block=1, sm=1, began_ns=5000, released_ns=5000, ended_ns=9000)
     found = launches_of([*late, *planted("decode", 0, 2, 4000), *planted("in_proj", 1, 2, 20_000)])
     assert [(one.kernel, one.num_blocks) for one in found] == [("in_proj", 2), ("decode", 2), ("in_proj", 2)]
     assert found[0].ended_us[1] == 9.0
 
 
-def test_a_kernel_that_does_not_record_its_release_has_none() -> None:
-    one = Stamp(kernel="gather", block=0, sm=0, began_ns=10, released_ns=0, ended_ns=30)
+def test_an_unrecorded_release_is_none() -> None:
+    one = BlockTimestamps(kernel="gather", block=0, sm=0, began_ns=10, released_ns=0, ended_ns=30)
     (launch,) = launches_of([one])
     assert launch.released_us is None and launch.ended_us == (0.02, 0.02)
     assert launches_of([]) == []
@@ -66,7 +66,7 @@ def test_the_buffer_is_read_as_kernels_write_it(monkeypatch: pytest.MonkeyPatch)
     raw = struct.pack("<i", 2) + bytes(timestamps.HEAD_BYTES - 4)
     raw += record.pack(1, 7, 131, 0, 2**60, 2**60 + 5, 2**60 + 9) + record.pack(0, 3, 2, 0, 2**60 + 1, 0, 2**60 + 2)
     memory[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-    buffer = StampBuffer(memory)
+    buffer = TimestampBuffer(memory)
     one, other = buffer.timestamps()
     assert (one.kernel, one.block, one.sm, one.ended_ns - one.began_ns) == ("consume", 7, 131, 9)
     assert (other.kernel, other.released_ns) == ("produce", 0)
@@ -97,13 +97,13 @@ def test_the_command_repeats_the_switch() -> None:
     assert of.command() == "k3sim decode --timestamps-of mla_prep --timestamps-of mla_decode"
 
 
-def test_a_family_that_there_is_not_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_family_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert commandline.main(["--timestamps-of", "gemv"]) == 2
     accepted = ", ".join(timestamps.recording_families())
     assert capsys.readouterr().err == f"k3sim: timestamps: got 'gemv', accepted: {accepted}\n"
 
 
-def test_every_family_is_a_folder_whose_kernels_ask_for_it() -> None:
+def test_every_family_is_a_folder_that_records() -> None:
     """And no kernel asks for another's."""
     folder = Path(timestamps.__file__).parents[1]
     asked = {
@@ -115,7 +115,7 @@ def test_every_family_is_a_folder_whose_kernels_ask_for_it() -> None:
 
 
 @pytest.mark.parametrize("operator", ["skinny_gemv", "latent_tail", "proj_allreduce", "router_topk"])
-def test_stamps_change_the_machine_code_only_where_they_are_on(
+def test_timestamps_change_machine_code_only_where_on(
     operator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch")
@@ -139,8 +139,8 @@ def test_stamps_change_the_machine_code_only_where_they_are_on(
     assert timestamps._kinds == {}
 
 
-def test_what_an_h200_recorded_says_what_the_page_says() -> None:
-    launches = [StampedLaunch(**one) for one in json.loads(STORED.read_text(encoding="utf-8"))["launches"]]
+def test_recorded_launches_say_what_the_page_says() -> None:
+    launches = [RecordedLaunch(**one) for one in json.loads(STORED.read_text(encoding="utf-8"))["launches"]]
     count = Counter(one.kernel for one in launches)
     # 13 layers: 10 with KDA; the tail and the experts in 12.
     assert count["skinny_gemv 3216x7168"] == 10 and count["latent_tail.up"] == count["expert_gemv both 192"] == 12

@@ -20,7 +20,7 @@ def test_one_rounding_to_bf16_is_accepted() -> None:
     assert compare(ref.bfloat16(), ref, "bf16_sum")
 
 
-def test_a_rounding_to_bf16_is_refused_where_fp32_is_due() -> None:
+def test_bf16_rounding_is_refused_where_fp32_is_due() -> None:
     ref = _reference()
     assert not compare(ref.bfloat16(), ref, "fp32_sum")
 

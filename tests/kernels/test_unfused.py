@@ -48,7 +48,7 @@ def copied(arguments, device=None):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("carry", [torch.float32, BF16])
-def test_the_three_in_a_chain_are_the_kda_step(carry) -> None:  # type: ignore[no-untyped-def]
+def test_the_chain_of_three_is_a_kda_step(carry) -> None:  # type: ignore[no-untyped-def]
     arguments, logits = kda_inputs(rows=3, heads=6, num_slots=5, slots=[4, 0, 2])
     whole, parts = copied(arguments), copied(arguments)
     expected = kda.kda_decode(*whole.values(), heads=6)
@@ -89,7 +89,7 @@ def test_decay_goes_by_key_and_delta_by_value() -> None:
 # ---- lookups, sums, rows ------------------------------------------------------------------------------------------
 
 
-def test_parts_of_the_vocabulary_add_up_to_the_whole_lookup() -> None:
+def test_vocabulary_parts_add_up_to_the_lookup() -> None:
     table = normal(40, 64).bfloat16()
     ids = torch.tensor([0, 9, 10, 39, 25, -1], dtype=torch.int32)
     parts = [reference.embedding(ids, table[10 * rank : 10 * rank + 10], first_id=10 * rank) for rank in range(4)]
@@ -97,7 +97,7 @@ def test_parts_of_the_vocabulary_add_up_to_the_whole_lookup() -> None:
     assert not torch.stack(parts)[:, 5].any()
 
 
-def test_sum_over_ranks_is_rounded_once_and_in_rank_order() -> None:
+def test_rank_sums_are_rounded_once_in_order() -> None:
     partials = torch.tensor([2.0**24, 1.0, 1.0, -(2.0**24), 2.0**-7]).view(5, 1, 1).bfloat16()
     # In fp32 and rank order each 1 is lost against 2^24 (ties to even); exactly the sum would be 2 + 2^-7.
     assert reference.all_reduce(partials).item() == 2.0**-7
@@ -120,7 +120,7 @@ def test_row_wise_references_by_other_formulas() -> None:
 
 
 @pytest.mark.parametrize("dtype", [E4M3, BF16])
-def test_query_and_cache_row_are_those_of_mla_prep(dtype) -> None:  # type: ignore[no-untyped-def]
+def test_query_and_cache_are_those_of_mla_prep(dtype) -> None:  # type: ignore[no-untyped-def]
     query_up, key_up = normal(6 * 192, 1536, scale=0.03).bfloat16(), normal(6, D, 512, scale=0.1).bfloat16()
     latents, ones = normal(2, 2112, scale=3.0, seed=3).bfloat16(), torch.ones(1536).bfloat16()
     prepared = mla_prep.mla_prep(latents, ones, ones[:512], query_up, key_up, carry=BF16)
@@ -152,7 +152,7 @@ def test_lift_and_gate_by_batched_products() -> None:
 # ---- end of a step ------------------------------------------------------------------------------------------------
 
 
-def test_greedy_is_the_largest_value_and_of_equal_ones_the_lowest_id() -> None:
+def test_greedy_takes_the_largest_then_lowest_id() -> None:
     values, ids = candidates(8, 5)
     values[3, 1, 0] = NAN
     values[:, 4] = -math.inf
@@ -292,7 +292,7 @@ REFUSALS = {
 @pytest.mark.parametrize(
     ("kernel", "changed"), [(kernel, name) for kernel, (_, changes) in REFUSALS.items() for name in changes]
 )
-def test_what_cannot_be_honoured_is_named_before_any_launch(kernel: str, changed: str) -> None:
+def test_faults_are_named_before_any_launch(kernel: str, changed: str) -> None:
     arguments, changes = REFUSALS[kernel]
     function = getattr(mla_decode if kernel == "lift_gate" else launch, kernel)
     value, named = changes[changed]
@@ -301,7 +301,7 @@ def test_what_cannot_be_honoured_is_named_before_any_launch(kernel: str, changed
 
 
 @pytest.mark.parametrize("kernel", sorted(REFUSALS))
-def test_good_arguments_are_refused_for_the_want_of_a_gpu_only(kernel: str) -> None:
+def test_good_arguments_lack_only_a_gpu(kernel: str) -> None:
     if torch.cuda.is_available():
         pytest.skip("a GPU is visible")
     arguments, _ = REFUSALS[kernel]
@@ -414,7 +414,7 @@ def test_all_reduce_over_calls_of_changing_rows(ranks) -> None:  # type: ignore[
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_a_thousand_replays_of_all_reduce_give_the_same_bits(ranks) -> None:  # type: ignore[no-untyped-def]
+def test_replays_of_all_reduce_give_the_same_bits(ranks) -> None:  # type: ignore[no-untyped-def]
     together = Ranks(ranks)
     together.prepare(3, 0)
     together.step_and_check()
@@ -510,7 +510,7 @@ def test_kda_slots_beyond_2_to_the_31_bytes() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("pdl", [False, True])
-def test_a_thousand_replays_of_the_kda_chain_give_the_same_result(pdl) -> None:  # type: ignore[no-untyped-def]
+def test_replays_of_the_kda_chain_end_alike(pdl) -> None:  # type: ignore[no-untyped-def]
     arguments, logits = kda_inputs(rows=4, heads=12, num_slots=6, device="cuda")
     start = {name: arguments[name].clone() for name in ("state", "conv_state")}
     *_, out, call = run_chain(arguments, logits, 12, pdl)

@@ -28,7 +28,7 @@ from k3sim.model.program import build_program  # noqa: E402
 
 
 @pytest.mark.parametrize(("num_ranks", "rows"), [(16, 1), (8, 5)])
-def test_slots_are_apart_and_shaped_as_the_kernels_allocate_them(num_ranks: int, rows: int) -> None:
+def test_slots_are_apart_and_shaped_as_allocated(num_ranks: int, rows: int) -> None:
     places = slot_layout(num_ranks, rows, 7168, 3584, 896, 163_840 // num_ranks, 64)
     end = 0
     for name, (offset, shape, element_bytes) in places.items():
@@ -54,7 +54,7 @@ STRIDED = ("sums", "latent", "shared", "gathered", "front")
 
 
 @pytest.mark.parametrize(("num_ranks", "num_gpus"), [(4, 4), (4, 2), (4, 1)])
-def test_pushes_of_all_gpus_fill_every_slot_of_every_gpu_once(num_ranks: int, num_gpus: int) -> None:
+def test_pushes_fill_every_slot_of_every_gpu(num_ranks: int, num_gpus: int) -> None:
     """By the addresses in the tables and what the kernels add to them."""
     architecture, layout = small_architecture(), Layout(tp=num_ranks)
     workload = Workload(concurrency=3, context=64)

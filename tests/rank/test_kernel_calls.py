@@ -81,7 +81,7 @@ def test_both_backends_bind_the_same_calls() -> None:
     assert KERNEL_CALLS.keys() == REFERENCE_CALLS.keys()
 
 
-def test_pushes_in_loop_back_land_in_each_slot_once() -> None:
+def test_loop_back_pushes_land_in_each_slot() -> None:
     rank = one_rank(find_path("fused", kernel_set="own"), tp=16, rows=2)
     exchange, hidden = rank.exchange, ARCHITECTURE.hidden_size
     base, slot = exchange.sums.received.data_ptr(), 2 * hidden * 2

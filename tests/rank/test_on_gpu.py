@@ -152,7 +152,7 @@ def decoded(path: Path, rows: int, weights: RankWeights, tokens: list[torch.Tens
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_both_paths_agree_with_the_whole_model_over_64_steps(
+def test_both_paths_agree_over_64_steps(
     rows: int, stored: RankWeights, packed: RankWeights
 ) -> None:
     model = LoopedModel(

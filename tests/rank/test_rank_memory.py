@@ -34,7 +34,7 @@ def test_a_whole_rank_of_k3_fits_one_h200() -> None:
     assert 100 * 10**9 < needed.total < 112 * 10**9
 
 
-def test_the_fused_rank_is_the_models_less_what_is_sharded() -> None:
+def test_the_fused_rank_lacks_only_what_is_sharded() -> None:
     """The model's own count has router and latent projections in full; the path shards three of the four."""
     layout, workload = Layout(tp=16), Workload()
     program = build_program(K3, layout, workload, find_path("fused", kernel_set="own"))
@@ -66,7 +66,7 @@ def test_too_much_is_refused_with_what_would_fit() -> None:
         check_memory(K3, Layout(tp=16), workload, path, max_tokens=8192, free_bytes=2 * 10**9)
 
 
-def test_padding_is_named_where_doing_without_it_would_fit() -> None:
+def test_padding_is_named_where_less_would_fit() -> None:
     path, workload, padded = find_path("fused", kernel_set="own"), Workload(), Layout(tp=16, pad_experts=True)
     # A slice of 192 becomes 256: the experts, 90 of 100 GB, grow by a third.
     wanted = r"93 layers of a tp16ep1dcp1 rank need 130\.6 GB, 20\.6 GB more than the 110\.0 GB that are free"
@@ -79,7 +79,7 @@ def test_padding_is_named_where_doing_without_it_would_fit() -> None:
     ("arguments", "advice"),
     [([], "--layers"), (["--tp", "8"], "--tp 16 would fit"), (["--table", "steps.json"], "--layers")],
 )
-def test_a_gpu_with_too_little_memory_is_refused_before_anything_is_allocated(
+def test_too_little_memory_is_refused_before_allocation(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -110,7 +110,7 @@ def test_a_gpu_with_too_little_memory_is_refused_before_anything_is_allocated(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_number_of_layers_that_is_named_is_the_most_that_fit() -> None:
+def test_the_layers_named_are_the_most_that_fit() -> None:
     path, layout, workload, free_bytes = find_path("fused", kernel_set="own"), Layout(tp=16), Workload(), 40 * 10**9
     with pytest.raises(UserError) as refused:
         check_memory(K3, layout, workload, path, max_tokens=8448, free_bytes=free_bytes)

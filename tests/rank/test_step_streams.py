@@ -128,7 +128,7 @@ def test_side_streams_run_beside_the_main_one(gpu: Gpu) -> None:
     assert (0, prefetch) not in gpu.before[0, stages[2, "attn_res.ffn"]]
 
 
-def test_ranks_on_one_gpu_take_turns_where_a_launch_wants_all_of_it(gpu: Gpu) -> None:
+def test_ranks_take_turns_where_a_launch_wants_everything(gpu: Gpu) -> None:
     program = small_program(SWITCHES)
     run_on_fakes(program, 2, gpu)
     for call in program.calls:
@@ -136,7 +136,7 @@ def test_ranks_on_one_gpu_take_turns_where_a_launch_wants_all_of_it(gpu: Gpu) ->
             assert (0, call.index) in gpu.before[1, call.index]
 
 
-def test_ranks_on_one_gpu_poll_only_once_all_have_pushed(gpu: Gpu) -> None:
+def test_ranks_poll_only_after_all_have_pushed(gpu: Gpu) -> None:
     program = small_program(SWITCHES)
     run_on_fakes(program, 2, gpu)
     polls = [call for call in program.calls if call.receives and call.index not in call.receives]

@@ -107,7 +107,7 @@ def assert_same_decode(ranks: list[Rank], expected: Decoded, num_steps: int) -> 
 
 @pytest.mark.parametrize("tp", [1, 4])
 @pytest.mark.parametrize("path", ["stock", "fused"])
-def test_a_path_decodes_the_tokens_of_the_whole_model(
+def test_a_path_decodes_the_whole_models_tokens(
     whole_model: WholeModel, expected: Decoded, path: str, tp: int
 ) -> None:
     ranks = ranks_of(whole_model, own_path(path), tp, torch.float32, torch.float32)
@@ -140,7 +140,7 @@ def test_bf16_activations_and_an_fp8_cache_stay_close(whole_model: WholeModel, p
         tokens = wanted.argmax(-1)
 
 
-def test_one_rank_in_loop_back_speaks_for_its_peers() -> None:
+def test_one_looped_rank_speaks_for_its_peers() -> None:
     """Each exchange completes with one rank's pushes alone, and tokens stay within the rank's own vocabulary."""
     layout, workload, program = program_of(own_path("fused"), 4)
     weights = random_weights(program, ARCHITECTURE, layout, device="cpu", packed=False)
