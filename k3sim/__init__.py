@@ -49,7 +49,8 @@ def predict(**options: Any) -> Report:
 def timeline(**options: Any) -> pandas.DataFrame:
     """The kernels of one predicted step as a DataFrame, in microseconds; ``options`` as for ``predict``.
 
-    ``frame.attrs`` holds the summary: step_us, tokens_per_second_per_user, floor_us, hbm_busy_fraction, waits_us.
+    Raises UserError where pandas is missing (``pip install 'k3sim[notebooks]'``). ``frame.attrs`` holds
+    the summary: step_us, tokens_per_second_per_user, floor_us, hbm_busy_fraction, waits_us.
     """
     from k3sim.report import summary
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k3sim.report import SCHEMA_VERSION, _bar, _card, check_writable, dump_json, summary
+from k3sim.report import _bar, _card, check_writable, summary
+from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
 from k3sim.sim.export.whole_file import write_whole_file
 from k3sim.sim.machine import describe
 from k3sim.sim.predict import Prediction, difference_us, predict

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from k3sim.errors import UserError
 from k3sim.model.paths import SWITCHES
+from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
 from k3sim.sim.export.whole_file import write_whole_file
 from k3sim.sim.intervals import NUM_DRAWS, step_us_interval
 from k3sim.sim.machine import describe
@@ -26,8 +26,6 @@ from k3sim.version import VERSION
 
 if TYPE_CHECKING:
     import pandas
-
-SCHEMA_VERSION = 1
 
 NOT_MODELLED = (
     "prefill, scheduling and everything outside one decode step",
@@ -109,19 +107,19 @@ class Report:
         return paths
 
     def frame(self) -> pandas.DataFrame:
-        """One row a kernel of the main path: rank, layer, kind, stage, stream, start_us, end_us, duration_us."""
-        import pandas
+        """One row a kernel of the main path: rank, layer, kind, stage, stream, start_us, end_us, duration_us.
 
+        Raises UserError where pandas is not installed.
+        """
+        pandas = _pandas()
         frame = pandas.DataFrame(stage_rows(self.main.full))
         frame["duration_us"] = frame["end_us"] - frame["start_us"]
         return frame
 
     def waits_frame(self) -> pandas.DataFrame:
-        """Microseconds of each part (rows) on each path (columns)."""
-        import pandas
-
+        """Microseconds of each part (rows) on each path (columns). Raises UserError where pandas is not installed."""
         columns = {label: prediction.waits_us for label, prediction in self.labelled.items()}
-        return pandas.DataFrame(columns, index=[part.value for part in Part]).dropna(how="all").fillna(0.0)
+        return _pandas().DataFrame(columns, index=[part.value for part in Part]).dropna(how="all").fillna(0.0)
 
     def to_dict(self, files: Mapping[str, str] | None = None) -> dict[str, Any]:
         """The JSON document; ``docs/json.md`` describes it."""
@@ -267,6 +265,15 @@ def report_of(options: Options) -> Report:
     )
 
 
+def _pandas() -> Any:
+    """The library of data frames, which is large and which nothing else needs. Raises UserError where it is missing."""
+    try:
+        import pandas
+    except ImportError:
+        raise UserError("a DataFrame needs pandas; pip install 'k3sim[notebooks]'") from None
+    return pandas
+
+
 def check_writable(files: Mapping[str, str]) -> None:
     """UserError when a file of the report cannot be written, before any of them is."""
     for path in files.values():
@@ -283,11 +290,6 @@ def summary(prediction: Prediction) -> dict[str, Any]:
         "hbm_busy_fraction": prediction.hbm_busy_fraction,
         "waits_us": prediction.waits_us,
     }
-
-
-def dump_json(document: Mapping[str, Any] | Sequence[Any]) -> str:
-    """Compact enough to travel, stable byte for byte."""
-    return json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:

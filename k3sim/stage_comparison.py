@@ -10,7 +10,8 @@ from typing import Any
 
 from k3sim.calibrate.decode.measured_step import as_if_measured, measured_step
 from k3sim.errors import UserError
-from k3sim.report import SCHEMA_VERSION, check_writable, dump_json
+from k3sim.report import check_writable
+from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
 from k3sim.sim.export.whole_file import write_whole_file
 from k3sim.sim.timeline.critical_path import Part
 from k3sim.sim.timeline.file import read_document, timeline_of

@@ -27,6 +27,24 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "l2-prefetch.weights": ("prefetch.",),
 }
 
+#: What each switch, and each part of one, changes, in a line.
+MEANINGS: Mapping[str, str] = {
+    "low-batch-kernels": "kernels for one to a few rows: weight loads before the dependency wait, fewer launches",
+    "low-batch-kernels.kda-decode": "one kernel for convolution, recurrence and gated norm of KDA",
+    "low-batch-kernels.gemv": "in-projection of KDA, and the dense layer",
+    "low-batch-kernels.mla": "MLA: one kernel before attention, one after it",
+    "low-batch-kernels.experts": "selection, both expert matrices and their sum in one launch",
+    "low-batch-kernels.shared-experts": "products of the shared experts",
+    "fused-allreduce": "output projection, all-reduce and residual in one hand-over between ranks",
+    "fused-allreduce.o-proj": "output projection of attention, and the residual before the FFN",
+    "fused-allreduce.tail": "end of the FFN, the residual before the mixer, embedding and head",
+    "sharded-router": "router and sampling divided over the ranks instead of computed in full on each",
+    "sharded-router.logits": "router scores and the latent projection",
+    "sharded-router.sampling": "sampling from the candidates of every rank, in the graph",
+    "l2-prefetch": "weights of the next kernels loaded into L2 while HBM is idle",
+    "l2-prefetch.weights": "every prefetch",
+}
+
 
 def parts_of(name: str) -> frozenset[str]:
     """The parts of a switch, or of one part itself.
@@ -60,6 +78,15 @@ def switches_at(stage: str, names: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name in names if name in SWITCHES) | frozenset(
         switch_of(name) for name in names if name in PARTS and stage.startswith(PARTS[name])
     )
+
+
+def parts_at(stage: str, switches: Iterable[str]) -> tuple[str, ...]:
+    """The parts of some switches that change one stage; a switch itself where none of its parts names the stage."""
+    found: list[str] = []
+    for switch in switches:
+        parts = [part for part in PARTS if switch_of(part) == switch and stage.startswith(PARTS[part])]
+        found += parts or [switch]
+    return tuple(found)
 
 
 def chosen(with_switches: Iterable[str], without: Iterable[str]) -> frozenset[str]:

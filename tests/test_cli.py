@@ -471,4 +471,4 @@ def test_bench_prints_recorded_times_as_a_table(capsys: Capture, monkeypatch: py
     assert "router_topk 8 shards, 1 row 20.30 20.29 20.31 20.34" in table
     assert captured.out.endswith("samples  h200-kernels.json; 3 cases left, for --resume\n")
     assert run(*arguments, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"schema_version": 1, **document}
+    assert json.loads(capsys.readouterr().out) == {"schema_version": 2, **document}

@@ -10,7 +10,8 @@ import pytest
 
 import k3sim
 from k3sim.errors import UserError
-from k3sim.report import Report, dump_json
+from k3sim.report import Report
+from k3sim.sim.export.document import dump_json
 from k3sim.sim.timeline.critical_path import Part
 
 SUMMARY = {"step_us", "tokens_per_second_per_user", "floor_us", "hbm_busy_fraction", "waits_us"}
@@ -35,7 +36,7 @@ def document(report: Report) -> dict[str, Any]:
 
 def test_every_promised_key_is_there(document: dict[str, Any]) -> None:
     assert set(document) >= KEYS
-    assert document["schema_version"] == 1
+    assert document["schema_version"] == 2
     assert (document["model"], document["machine"], document["layout"]) == ("kimi-k3", "gb300", "tp16ep1dcp1")
     assert (document["path"], document["concurrency"], document["context"], document["seed"]) == ("fused", 2, 1000, 0)
     assert document["switches"] == ["low-batch-kernels", "fused-allreduce", "sharded-router", "l2-prefetch"]

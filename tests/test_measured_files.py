@@ -15,7 +15,7 @@ from k3sim.calibrate.decode.lines import lines_of
 from k3sim.calibrate.decode.measured import Measured
 from k3sim.calibrate.decode.options import DecodeOptions, case_of
 from k3sim.cli import main
-from k3sim.report import dump_json
+from k3sim.sim.export.document import dump_json
 
 STORED = Path(__file__).parents[1] / "calibrate" / "data" / "h200-decode-fused.json"
 Capture = pytest.CaptureFixture[str]

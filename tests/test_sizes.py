@@ -22,8 +22,6 @@ LONG_FILES: dict[str, str] = {
     "calibrate/decode/decode.py": "being split",
     "calibrate/fit/fit.py": "being split",
     "calibrate/probes/links.py": "being split",
-    "k3sim/cli.py": "being split",
-    "k3sim/tables.py": "being split",
     "model/architecture.py": "being split",
     "model/layout.py": "being split",
 }

@@ -19,11 +19,10 @@ from k3sim.calibrate.decode.options import Case
 from k3sim.kernels.costs import work_of
 from k3sim.kernels.device.timestamps import RecordedLaunch
 from k3sim.model.program import Program
+from k3sim.sim.export.document import SCHEMA_VERSION
 from k3sim.sim.timeline.file import stage_rows, waits_document
 from k3sim.sim.timeline.measured import divide, facts_of
 from k3sim.sim.timeline.timeline import PS_PER_US, Timeline
-
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,11 +20,10 @@ from k3sim.calibrate.fit.profile_text import Calibration, base_of, profile_text
 from k3sim.calibrate.probes.recorder import checksum
 from k3sim.calibrate.samples import read_samples
 from k3sim.errors import UserError
+from k3sim.sim.export.document import SCHEMA_VERSION
 from k3sim.sim.export.whole_file import write_whole_file
 from k3sim.sim.machine import Machine
 from k3sim.sim.profile import machine_of
-
-SCHEMA_VERSION = 2
 
 
 def measure(out: Path | None, *, quick: bool = False, on_case: Callable[[str], None] = lambda _: None) -> Path:

@@ -14,9 +14,15 @@ from k3sim.model.paths.public import BLOCK_ROWS, FUSED_NEXT_WEIGHTS, FUSED_TABLE
 from k3sim.model.step import ANY_ROWS, Path
 from k3sim.model.switches import PARTS, SWITCHES, chosen
 
-__all__ = ["KERNEL_SETS", "PARTS", "PATH_NAMES", "SWITCHES", "find_path"]
+__all__ = ["KERNEL_SETS", "PARTS", "PATH_MEANINGS", "PATH_NAMES", "SWITCHES", "find_path"]
 
-PATH_NAMES = ("stock", "fused", "megakernel")
+#: Every path with what it is, in a line.
+PATH_MEANINGS = {
+    "stock": "one launch an operation, as a public engine runs it; fused with every switch off",
+    "fused": "kernels joined and overlapped, switch by switch",
+    "megakernel": "one kernel for the whole step, tasks and counters in place of launches; projected",
+}
+PATH_NAMES = tuple(PATH_MEANINGS)
 # Whose kernels a path runs: the public ones that its sources describe, or those that this project ships.
 KERNEL_SETS = ("public", "own")
 

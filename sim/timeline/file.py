@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.errors import UserError
+from k3sim.model.names import RENAMED
+from k3sim.sim.export.document import SCHEMA_VERSION
 from k3sim.sim.timeline.critical_path import critical_path, waits_ps
 from k3sim.sim.timeline.measured import CallFacts, divide
 from k3sim.sim.timeline.timeline import PS_PER_US, KernelRun, Phase, Span, Timeline
@@ -183,7 +185,26 @@ def read_document(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{file}: not valid JSON") from error
     if not isinstance(document, dict):
         raise UserError(f"{file}: not a JSON object")
+    check_schema(document, str(file))
     return document
+
+
+def check_schema(document: Mapping[str, Any], name: str) -> None:
+    """Raises UserError for a step of another schema, or with a name of an earlier version, and says what to do."""
+    switches = document.get("switches")
+    named = {"path": [document.get("path")], "switch": switches if isinstance(switches, list) else []}
+    old = [
+        f"{kind} {one!r} is called {RENAMED[kind][one]!r} now"
+        for kind, names in named.items()
+        for one in names
+        if isinstance(one, str) and one in RENAMED[kind]
+    ]
+    version = document.get("schema_version", SCHEMA_VERSION)
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        what = "measure it again, or correct the file" if document.get("measured") is True else "predict it again"
+        old = [f"schema_version is {version!r:.40}; accepted: {SCHEMA_VERSION}; {what}", *old]
+    if old:
+        raise UserError(f"{name}: {'; '.join(old)}")
 
 
 def read_timeline(path: str | Path) -> Timeline:

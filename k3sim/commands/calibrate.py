@@ -1,0 +1,238 @@
+"""``k3sim calibrate``: a machine profile from probes, and stored measurements beside their predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from k3sim.commands import output
+from k3sim.commands.options import Jobs, Json, Out, writable_folder
+from k3sim.errors import UserError
+
+EXAMPLE = "k3sim calibrate --from h200 --machine-out my-h200.json"
+
+
+def calibrate(
+    samples: Annotated[
+        str | None,
+        typer.Option("--from", help="Refit a sample file, or the stored samples of a machine (h200), on any computer."),
+    ] = None,
+    machine_out: Annotated[str | None, typer.Option(help="File for the machine profile, ending in .json.")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="Profile for what no sample gives; by default that of the samples' GPU.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Every stored measurement beside its prediction, instead of a fit.")
+    ] = False,
+    machine: Annotated[
+        str, typer.Option(help="Profile of --check (a name or a JSON file) or of --tables (a name).")
+    ] = "h200",
+    draws: Annotated[int, typer.Option(help="Machines that --check draws for its intervals.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of bootstrap and draws.")] = 0,
+    samples_out: Annotated[
+        str | None, typer.Option(help="File for what is measured here; by default <gpu>-primitives.json.")
+    ] = None,
+    tables: Annotated[
+        list[str] | None,
+        typer.Option("--tables", help="Instead: fit --machine to public kernel tables in CSV (repeatable)."),
+    ] = None,
+    quick: Annotated[bool, typer.Option(help="A tenth of the replays, to see that all probes run.")] = False,
+    jobs: Jobs = None,
+    out: Out = "k3sim-out",
+    json_output: Json = False,
+) -> None:
+    """Fit a machine profile to this GPU or to stored samples.
+
+    Without --from and --check the probes run on the GPU at hand; a run that was stopped resumes. --check shows how far
+    predictions are from every stored measurement.
+    """
+    if tables:
+        if check or samples is not None:
+            raise UserError("--tables fits public tables: give it without --check and --from")
+        _fit_tables(tables, machine, machine_out, json_output)
+        return
+    if check and (samples is not None or machine_out is not None):
+        raise UserError("--check fits nothing: give it --machine, or --from and --machine-out without it")
+    if check:
+        document = _check(machine, draws, seed, jobs, out)
+    else:
+        document = _fit(samples, samples_out, quick, base, machine_out, seed, out)
+    if json_output:
+        output.print_json(document)
+    elif check:
+        print_check(document)
+    else:
+        print_calibration(document)
+
+
+def _check(machine: str, draws: int, seed: int, jobs: int | None, out: str) -> dict[str, Any]:
+    """Every stored measurement beside its prediction, as the document that is printed; the page is written."""
+    from k3sim.calibrate.compare.calibration_page import write_calibration_page
+    from k3sim.calibrate.compare.check import check
+    from k3sim.calibrate.fit.calibration import check_document
+    from k3sim.sim.profile import load_machine
+
+    profile = load_machine(machine)
+    folder, say = writable_folder(out), output.progress_lines("checked")
+    cases = check(profile, num_draws=draws, seed=seed, jobs=jobs, on_case=lambda one: say(one.label))
+    document = check_document(profile, cases, draws, seed)
+    page = folder / "calibration-check.html"
+    write_calibration_page(page, check=document)
+    return {**document, "files": {"html": str(page)}}
+
+
+def _fit(
+    samples: str | None,
+    samples_out: str | None,
+    quick: bool,
+    base: str | None,
+    machine_out: str | None,
+    seed: int,
+    out: str,
+) -> dict[str, Any]:
+    """A fit of samples, measured here where none are given, as the document that is printed; the page is written."""
+    from k3sim.calibrate.compare.calibration_page import write_calibration_page
+    from k3sim.calibrate.compare.check import shipped_samples
+    from k3sim.calibrate.fit import calibration
+
+    if samples is None:
+        target = Path(samples_out) if samples_out else None
+        path = calibration.measure(target, quick=quick, on_case=output.progress_lines("measured"))
+    else:
+        path = Path(samples) if samples.lower().endswith(".json") else shipped_samples(samples.lower())
+    folder = writable_folder(out)
+    document = calibration.calibrate(
+        path, base=base, machine_out=Path(machine_out) if machine_out else None, seed=seed
+    )
+    page = folder / "calibration.html"
+    write_calibration_page(page, fit=document)
+    return {**document, "files": {"html": str(page)}}
+
+
+def _fit_tables(tables: Sequence[str], machine: str, machine_out: str | None, json_output: bool) -> None:
+    from k3sim.calibrate.fit.fit import require_scipy
+    from k3sim.calibrate.fit.kernel_tables import fit_tables, profile_of, read_tables
+    from k3sim.calibrate.fit.profile_text import profile_text
+    from k3sim.sim.export.whole_file import write_whole_file
+    from k3sim.sim.profile import load_machine, machine_names, machine_of
+
+    require_scipy()
+    if machine not in machine_names():
+        raise UserError(f"machine is {machine!r}; accepted with --tables: {', '.join(machine_names())}")
+    target = Path(machine_out) if machine_out else None
+    if target is not None and target.suffix.lower() != ".json":
+        raise UserError(f"machine-out is {machine_out!r}; accepted: a path that ends in .json")
+    rows, skipped = read_tables([Path(one) for one in tables], [machine])
+    found = fit_tables(load_machine(machine), rows)
+    if target is not None:
+        profile = profile_of(found, target.stem, ", ".join(Path(one).name for one in tables))
+        machine_of(profile, "the profile fitted from tables")
+        write_whole_file(target, profile_text(profile).encode())
+    document = output.versioned(
+        {**found.to_dict(), "skipped": skipped, "profile": str(target) if target else None}
+    )
+    if json_output:
+        output.print_json(document)
+    else:
+        print_table_fit(document)
+
+
+def print_calibration(document: Mapping[str, Any]) -> None:
+    """Fitted values with intervals, what kernels say of others, what is not determined."""
+    console = output.console(width=120)
+    console.print(
+        f"{document['gpu']}, {document['date']}: {document['num_samples']} samples, {len(document['refused'])} refused "
+        f"as unstable; base profile {document['base']}",
+        soft_wrap=True,
+    )
+    console.print()
+    table = output.table("value", "fitted", "low", "high", "unit", "how", "worst case left out")
+    for one in document["values"]:
+        left_out = one["left_out_error"]
+        table.add_row(
+            one["field"],
+            "curve" if isinstance(one["value"], list) else f"{one['value']:.5g}",
+            f"{one['low']:.4g}",
+            f"{one['high']:.4g}",
+            "factor" if isinstance(one["value"], list) else one["unit"],
+            one["how"],
+            "" if left_out is None else f"{100 * left_out:.1f} %",
+        )
+    console.print(table)
+    found = [one for group in document["from_kernels"] for one in group["found"]]
+    if found:
+        columns = ("fitted", "low", "high", "in the profile", "verdict")
+        kernels = output.table("from kernels, not put into the profile", *columns)
+        for one in found:
+            bounds = ("" if one[end] is None else f"{one[end]:.3g}" for end in ("low", "high"))
+            verdict = "determined" if one["determined"] else one["reason"]
+            kernels.add_row(one["field"], f"{one['value']:.3g}", *bounds, f"{one['profile_value']:.3g}", verdict)
+        console.print()
+        console.print(kernels)
+    reasons: dict[str, list[str]] = {}
+    for name, reason in document["undetermined"].items():
+        reasons.setdefault(reason, []).append(name)
+    console.print()
+    for reason, names in reasons.items():
+        console.print(f"not determined, {reason}: {', '.join(names)}", soft_wrap=True)
+    files = {"profile": document["profile"]} if document["profile"] else {}
+    output.print_files({**files, **document["files"]})
+
+
+def print_table_fit(document: Mapping[str, Any]) -> None:
+    """Values fitted from public tables, and the errors of fitted and held-out rows by group."""
+    console = output.console()
+    values = output.table("field", "value", "low", "high", "before", "verdict")
+    for one in document["found"]:
+        values.add_row(
+            one["field"],
+            *("" if one[key] is None else f"{one[key]:.3g}" for key in ("value", "low", "high", "profile_value")),
+            one["reason"] or "determined",
+        )
+    console.print(values)
+    console.print()
+    errors = output.table("rows of", "held out", "rows", "median error", "95th percentile", "mean")
+    for one in document["errors"]:
+        errors.add_row(
+            one["group"],
+            "yes" if one["held_out"] else "no",
+            str(one["rows"]),
+            f"{100 * one['median']:.1f} %",
+            f"{100 * one['p95']:.1f} %",
+            f"{100 * one['mean_signed']:+.1f} %",
+        )
+    console.print(errors)
+    for reason, count in document["skipped"].items():
+        console.print(f"{count} rows left out: {reason}", markup=False)
+    if document["profile"]:
+        console.print(f"wrote {document['profile']}", markup=False)
+
+
+def print_check(document: Mapping[str, Any]) -> None:
+    """Kernels and steps with interval and error, then the totals. Probes are in the JSON and on the page."""
+    console = output.console(width=150)
+    table = output.table("kind", "case", "measured us", "predicted us", "error", "interval us", "inside", left=2)
+    for one in document["cases"]:
+        if one["kind"] != "probe":
+            table.add_row(
+                one["kind"],
+                one["label"],
+                f"{one['measured']:,.2f}",
+                f"{one['predicted']:,.2f}",
+                f"{100 * one['error']:+.1f} %",
+                f"{one['low']:,.2f} to {one['high']:,.2f}",
+                "yes" if one["inside_interval"] else "no",
+            )
+    console.print(table)
+    console.print()
+    for kind, one in document["summary"].items():
+        console.print(
+            f"{one['cases']} {kind}s, none in a fit: median error {100 * one['median_error']:.1f} %, 95th percentile "
+            f"{100 * one['p95_error']:.1f} %, worst {100 * one['worst_error']:.1f} %; "
+            f"{100 * one['inside_interval']:.0f} % inside their 90 % interval",
+            soft_wrap=True,
+        )
+    output.print_files(document["files"])

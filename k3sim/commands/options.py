@@ -1,0 +1,87 @@
+"""Options that several commands share, and the checks of where they write."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from k3sim.errors import UserError
+from k3sim.sim.question import OPTIONS, Option, Options
+
+Out = Annotated[str, typer.Option(help="Folder for the files.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else there.")]
+Draws = Annotated[int, typer.Option(help="Machines to draw for the intervals.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the draws.")]
+Jobs = Annotated[int | None, typer.Option(help="Processes that work at once; by default one for each core.")]
+
+
+def shared_option(word: str) -> Any:
+    """The annotation from which the command-line library makes one of the options of ``Options``."""
+    option: Option = OPTIONS[word]
+    kind: Any = list[str] if option.kind is tuple else option.kind
+    kind = kind if option.default not in (None, ()) else kind | None
+    flags = f"--{word}/--no-{word}" if option.kind is bool else f"--{word}"
+    return Annotated[kind, typer.Option(flags, help=option.help)]
+
+
+def takes_options(command: Callable[..., None], leave_out: Sequence[str] = ()) -> Callable[..., None]:
+    """Give a command the options of ``Options``, less those left out; it gets them as one ``Options``."""
+    taken = {word: option for word, option in OPTIONS.items() if word not in leave_out}
+    hints = get_type_hints(command, include_extras=True)
+    own = [one.replace(annotation=hints[one.name]) for one in signature(command).parameters.values()]
+    shared = [
+        # The command-line library gives a repeatable option that is not there as None.
+        Parameter(
+            option.name,
+            Parameter.POSITIONAL_OR_KEYWORD,
+            default=None if option.default == () else option.default,
+            annotation=shared_option(word),
+        )
+        for word, option in taken.items()
+    ]
+
+    def parsed(**given: Any) -> None:
+        values = {option.name: given.pop(option.name) for option in taken.values()}
+        for option in taken.values():
+            if option.kind is tuple:
+                values[option.name] = tuple(values[option.name] or ())
+        command(options=Options(**values), **given)
+
+    position = next(index for index, one in enumerate(own) if one.name == "options")
+    parameters = [*own[:position], *shared, *own[position + 1 :]]
+    functools.update_wrapper(parsed, command)
+    parsed.__annotations__ = {one.name: one.annotation for one in parameters}
+    parsed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return parsed
+
+
+def writable_folder(folder: str | Path) -> Path:
+    """Make the output folder; UserError when that or writing into it is not possible."""
+    if not str(folder).strip():
+        raise UserError("the name of the output folder is empty; give --out a folder")
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the output folder {path}: {error.strerror}; give --out a folder") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UserError(f"the output folder {path} cannot be written; give --out a folder that can")
+    return path
+
+
+def html_file(name: str | None) -> Path | None:
+    """Where ``--html`` writes a page. Raises UserError for a name that does not say so, or a folder that is not there."""
+    if name is None:
+        return None
+    page = Path(name)
+    if page.suffix.lower() != ".html":
+        raise UserError(f"html is {name!r}; accepted: a path that ends in .html")
+    if not page.absolute().parent.is_dir():
+        raise UserError(f"html: the folder {page.parent} does not exist")
+    return page
