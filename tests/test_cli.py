@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from k3sim.cli import main
+from k3sim.cli import COMMANDS, main
 from k3sim.errors import UserError
 from k3sim.kernels.harness.check import Checked
 from k3sim.sim.question import Options, read_side
@@ -72,7 +72,13 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ],
         ),
         ("--without xyzzy", ["unknown switch 'xyzzy'", "accepted: low-batch-kernels"]),
-        ("--with fused-allreduce --without fused-allreduce", ["'fused-allreduce' is given to both --with and --without"]),
+        ("--with fused-allreduce --without fused-allreduce", ["'fused-allreduce' is given to both --with"]),
+        ("--with fused-allreduce.tail --without fused-allreduce", ["part 'fused-allreduce.tail' is given to both"]),
+        ("--without fused-allreduce.tial", ["unknown part of a switch", "did you mean fused-allreduce.tail"]),
+        ("--kernels own --machine h200 --without fused-allreduce.tail", ["take a switch whole", "--kernels public"]),
+        ("--path persistent", ["path 'persistent' is called 'megakernel' now"]),
+        ("--with welded", ["switch 'welded' is called 'fused-allreduce' now"]),
+        ("--without prefetch", ["switch 'prefetch' is called 'l2-prefetch' now"]),
         ("--path stock --with fused-allreduce", ["path 'stock' has no switches"]),
         ("--path megakernel --without fused-allreduce", ["path 'megakernel' has no switches"]),
         ("--tp 3", ["tp=3", "accepted: 1, 2, 4, 8, 16, 32"]),
@@ -98,8 +104,8 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("--machine gb200 --tp 8", ["9.6 GB more than the 198.7 GB of gb200", "tp=16 or tp=32 would fit"]),
         ("--machine h200 --tp 8", ["57.5 GB more than the 150.8 GB of h200", "tp=16"]),
         ("--tp 8 --concurrency 4096 --context 1048576", ["no tp up to 32 fits", "lower concurrency or context"]),
-        ("--model nothing.json", ["nothing.json: no such file"]),
-        ("--model /", ["no such file", "config.json"]),
+        ("--model nothing.json", ["nothing.json: cannot be read (No such file"]),
+        ("--model /", ["/config.json: cannot be read (No such file"]),
         ("--out ''", ["name of the output folder is empty"]),
         ("--bogus", ["No such option", "--bogus"]),
         ("surplus", ["surplus"]),
@@ -122,6 +128,17 @@ def test_bad_input_is_one_line_and_leaves_nothing(capsys: Capture, out: Path, op
         ("compare path=stock", ["Missing argument"]),
         ("compare path=stock nonsense", ["'nonsense'", "not key=value", "machine, tp"]),
         ("compare path=stock tp=x", ["tp in side 'tp=x' is 'x'", "whole number"]),
+        ("compare path=stock with=shared-routing", ["switch 'shared-routing' is called 'sharded-router' now"]),
+        ("compare path=stock tp=8,tp=8", ["key 'tp' stands twice"]),
+        ("compare path=stock skew=maybe", ["skew in side 'skew=maybe' is 'maybe'", "yes or no"]),
+        ("compare a.json path=stock", ["'a.json' is a file of a step and 'path=stock' a side to predict"]),
+        ("compare path=stock machine=a.json", ["a.json", "No such file"]),
+        ("compare a.json b.json", ["a.json: ", "No such file"]),
+        ("paths fusd", ["unknown path 'fusd'", "did you mean fused"]),
+        ("paths persistent", ["path 'persistent' is called 'megakernel' now"]),
+        ("paths megakernel --kernels own", ["has no kernels of the project's own"]),
+        ("paths fused --without fused-allreduce.o_proj", ["did you mean fused-allreduce.o-proj"]),
+        ("paths fused --path stock", ["No such option", "--path"]),
         ("compare path=stock speed=1", ["unknown key 'speed'", "accepted: machine"]),
         ("compare path=stock with=allreduce", ["did you mean fused-allreduce"]),
         ("compare path=stock path=stock,with=fused-allreduce", ["has no switches"]),
@@ -238,21 +255,35 @@ def test_refusals_of_a_fresh_process(tmp_path: Path) -> None:
 def test_help_lists_the_commands_and_is_what_no_argument_gives(capsys: Capture) -> None:
     assert run("--help") == 0
     text = capsys.readouterr().out
-    for word in ("timeline", "compare", "machines", "Example: k3sim timeline --concurrency 1"):
+    for word in (*COMMANDS, "Example: k3sim timeline --concurrency 1"):
         assert word in text
+    assert "..." not in text.partition("Commands:")[2]
     assert run() == 0
     assert capsys.readouterr().out == text
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["timeline", "compare", "report", "machines", "validate", "claims", "sensitivity", "calibrate"],
-)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_each_commands_help_has_an_example(capsys: Capture, command: str) -> None:
     assert run(command, "--help") == 0
     text = capsys.readouterr().out
     assert f"Example: k3sim {command}" in text
-    assert "--json" in text
+    assert "--json" in text or command == "kernels"
+
+
+@pytest.mark.parametrize("arguments", ["--help", "machines", "paths"])
+def test_light_commands_import_nothing_heavy(arguments: str, tmp_path: Path) -> None:
+    script = f"""
+import sys
+from k3sim.cli import main
+try:
+    main({arguments.split()!r})
+except SystemExit as end:
+    assert end.code == 0
+heavy = ("simpy", "numpy", "pandas", "plotly", "perfetto", "scipy", "torch", "k3sim.calibrate")
+sys.stderr.write(" ".join(name for name in heavy if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # -- what a run leaves ----------------------------------------------------------------------------------------------
@@ -293,6 +324,8 @@ def test_json_is_the_only_thing_on_standard_output(capsys: Capture, out: Path) -
         "--concurrency 4 --context 100 --kv-dtype bf16 --without l2-prefetch --routing-skew 0.5 --no-skew",
         "--machine b300 --tp 8 --ep 2 --dcp 4 --dp 2 --with fused-allreduce --with l2-prefetch --pad-experts --seed 3",
         "--path megakernel",
+        "--without fused-allreduce.o-proj --without l2-prefetch",
+        "--with sharded-router.logits --context 512",
     ],
 )
 def test_the_command_in_the_document_reproduces_it(capsys: Capture, out: Path, options: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,13 @@ def test_timeline_is_the_frame_with_its_summary() -> None:
     assert set(frame.attrs) >= SUMMARY
     assert frame["end_us"].max() == pytest.approx(frame.attrs["step_us"])
     assert not frame.duplicated(["rank", "layer", "stage"]).any()
+
+
+def test_frames_without_pandas_name_the_extra(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for frame in (report.frame, report.waits_frame, k3sim.timeline):
+        with pytest.raises(UserError, match=re.escape("pip install 'k3sim[notebooks]'")):
+            frame()
 
 
 def test_sampled_skew_has_all_ranks(tmp_path: Path) -> None:

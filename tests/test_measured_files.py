@@ -191,3 +191,39 @@ def test_files_that_are_no_documents(work: Path, capsys: Capture, text: str, mes
     assert message in capsys.readouterr().err
     assert run("report", "nothing.json") == 2
     assert "nothing.json: cannot be read" in capsys.readouterr().err
+
+
+def old(document: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {**document, "schema_version": 1, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ["schema_version is 1; accepted: 2; measure it again, or correct the file"]),
+        ({"switches": ["welded"]}, ["switch 'welded' is called 'fused-allreduce' now"]),
+        ({"schema_version": 2, "path": "persistent"}, ["given.json: path 'persistent' is called 'megakernel' now"]),
+        ({"measured": False}, ["schema_version is 1", "predict it again"]),
+    ],
+)
+def test_files_of_an_earlier_version_are_refused(
+    work: Path, capsys: Capture, changes: dict[str, Any], words: list[str]
+) -> None:
+    document = json.loads(dump_json(measured().to_dict()))
+    name = saved(old(document, **changes))
+    for arguments in (("report", name), ("compare", str(STORED), name), ("compare", name, str(STORED))):
+        assert run(*arguments, "--out", "out") == 2
+        error = capsys.readouterr().err
+        assert error.startswith("k3sim: given.json: ") and error.count("\n") == 1
+        assert all(word in error for word in words), error
+    assert not Path("out").exists()
+
+
+def test_compare_blames_the_file_at_fault(work: Path, capsys: Capture) -> None:
+    good = saved(measured().to_dict(), "good.json")
+    document = json.loads(dump_json(measured().to_dict()))
+    change("step_us", -1)(document)
+    bad = saved(document, "bad.json")
+    for arguments in ((good, bad), (bad, good), (bad, bad)):
+        assert run("compare", *arguments) == 2
+        assert capsys.readouterr().err.startswith("k3sim: bad.json: ")

@@ -76,7 +76,7 @@ def writable_folder(folder: str | Path) -> Path:
 
 
 def html_file(name: str | None) -> Path | None:
-    """Where ``--html`` writes a page. Raises UserError for a name that does not say so, or a folder that is not there."""
+    """Where ``--html`` writes a page. Raises UserError for another name, and for a folder that is not there."""
     if name is None:
         return None
     page = Path(name)
