@@ -131,7 +131,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(capsys: Capture, out: Path, op
         ("compare path=stock with=shared-routing", ["switch 'shared-routing' is called 'sharded-router' now"]),
         ("compare path=stock tp=8,tp=8", ["key 'tp' stands twice"]),
         ("compare path=stock skew=maybe", ["skew in side 'skew=maybe' is 'maybe'", "yes or no"]),
-        ("compare a.json path=stock", ["'a.json' is a file of a step and 'path=stock' a side to predict"]),
+        ("compare a.json path=stock", ["a.json: ", "No such file"]),
         ("compare path=stock machine=a.json", ["a.json", "No such file"]),
         ("compare a.json b.json", ["a.json: ", "No such file"]),
         ("paths fusd", ["unknown path 'fusd'", "did you mean fused"]),

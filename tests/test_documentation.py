@@ -249,6 +249,8 @@ def test_the_machines_page_has_every_value() -> None:
 COMMANDS = {
     "timeline": ("timeline", "--without", "l2-prefetch"),
     "compare": ("compare", "path=stock", "path=fused"),
+    "paths": ("paths",),
+    "paths stock": ("paths", "stock"),
     "machines": ("machines",),
     "validate": ("validate", "gb200-k3opt", "--draws", "2"),
     "validate --own": ("validate", "--own"),
@@ -358,6 +360,13 @@ def test_documented_keys_of_compare(documents: Documents) -> None:
     document = documents["compare"]
     check("compare", [document])
     check("side", [document["before"], document["after"]])
+
+
+def test_documented_keys_of_paths(documents: Documents) -> None:
+    check("paths", [documents["paths"]])
+    check("switch", documents["paths"]["switches"])
+    check("path kernel by kernel", [documents["paths stock"]])
+    check("kernel of a path", [row for rows in documents["paths stock"]["kinds"].values() for row in rows])
 
 
 @pytest.mark.slow

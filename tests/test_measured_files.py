@@ -227,3 +227,13 @@ def test_compare_blames_the_file_at_fault(work: Path, capsys: Capture) -> None:
     for arguments in ((good, bad), (bad, good), (bad, bad)):
         assert run("compare", *arguments) == 2
         assert capsys.readouterr().err.startswith("k3sim: bad.json: ")
+
+
+def test_a_file_is_not_compared_with_a_side(work: Path, capsys: Capture) -> None:
+    for arguments in ((str(STORED), "path=stock"), ("path=stock", str(STORED))):
+        assert run("compare", *arguments) == 2
+        error = capsys.readouterr().err
+        assert f"{str(STORED)!r} is a file of a step and 'path=stock' a side to predict" in error
+    Path("trace.gz").write_bytes(b"\x1f\x8b no step")
+    assert run("compare", "trace.gz", "path=stock") == 2
+    assert "trace.gz" in capsys.readouterr().err

@@ -54,7 +54,7 @@ def print_claims(claims: Sequence[JudgedClaim]) -> None:
     console = output.console()
     for one in claims:
         console.print(f"{one.scenario.title}: {one.scenario.claim}", markup=False)
-        table = output.table("figure", "claimed", "predicted", "90 % of draws", "unit", "verdict")
+        table = output.table("figure", "claimed", "predicted", "90 % of draws", "unit", "verdict", folded=(0,))
         for each in one.figures:
             falls, answer = each.figure.unit == "falls", each.answer
             table.add_row(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -41,11 +42,7 @@ def compare(
         _compare_files(before, after, out, json_output)
         return
     if files_given:
-        side = after if files_given[0] == before else before
-        raise UserError(
-            f"{files_given[0]!r} is a file of a step and {side!r} a side to predict; accepted: two files, or two sides "
-            "(key=value,...). 'k3sim timeline' writes a file for a side"
-        )
+        _refuse_file_and_side(files_given[0], after if files_given[0] == before else before)
     sides = (read_side(before, options), read_side(after, options))
     for side in sides:
         output.warn(ask(side).warnings)
@@ -61,9 +58,21 @@ def compare(
 
 
 def _is_file(given: str) -> bool:
-    """Whether a side names a file: it ends in .json, and does not begin as a key of the options does."""
+    """Whether a side names a file: one that exists or ends in .json, and does not begin as a key of the options."""
     key, separator, _ = given.partition("=")
-    return given.lower().endswith(".json") and not (separator and key in OPTIONS)
+    if separator and key in OPTIONS:
+        return False
+    return given.lower().endswith(".json") or (bool(given.strip()) and os.path.exists(given))
+
+
+def _refuse_file_and_side(file: str, side: str) -> NoReturn:
+    from k3sim.sim.timeline.file import read_document
+
+    read_document(file)  # a file that is no step is at fault itself
+    raise UserError(
+        f"{file!r} is a file of a step and {side!r} a side to predict; accepted: two files, or two sides "
+        "(key=value,...). 'k3sim timeline' writes a file for a side"
+    )
 
 
 def _compare_files(before: str, after: str, out: str, json_output: bool) -> None:
