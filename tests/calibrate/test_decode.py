@@ -90,7 +90,7 @@ def test_the_timeline_survives_its_file() -> None:
     first, second = timeline.kernels[:2]
     assert (first.start_ps, first.end_ps) == (0, 3 * PS_PER_US)
     assert second.launched_by == first.index
-    again = timeline_of({"stages": stage_rows(timeline), "step_us": timeline.step_us}, "file")
+    again = timeline_of({"stages": stage_rows(timeline), "step_us": timeline.step_us})
     assert stage_rows(again) == stage_rows(timeline)
     rows = {row["stage"]: row for row in by_stage(timeline)}
     assert rows["embed.push"] == {"stage": "embed.push", "count": 1, "total_us": 3.0, "alone_us": 2.0}
