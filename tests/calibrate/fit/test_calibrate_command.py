@@ -25,7 +25,7 @@ from k3sim.errors import UserError
 from k3sim.sim.profile import load_machine, profile_path
 
 DATA = Path(calibration.__file__).parents[1] / "data"
-NOTEBOOK = Path(__file__).parents[2] / "docs" / "calibration.ipynb"
+NOTEBOOK = Path(__file__).parents[3] / "docs" / "calibration.ipynb"
 Capture = pytest.CaptureFixture[str]
 
 
@@ -114,7 +114,7 @@ def test_samples_are_named_after_the_gpu() -> None:
     assert calibration.default_samples("NVIDIA GB300") == Path("gb300-primitives.json")
 
 
-def test_on_a_gpu_it_measures_what_is_missing_and_fits(
+def test_on_a_gpu_it_measures_and_fits(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The GPU and its probes replaced; what is stored of the H200 is what they read."""
@@ -174,7 +174,7 @@ def test_on_a_gpu_it_measures_what_is_missing_and_fits(
 # -- check ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_check_prints_every_kind_and_writes_its_page(
+def test_a_check_prints_every_kind(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some = shipped_steps.measured_steps()[:1]
