@@ -75,14 +75,15 @@ def file_graph() -> dict[str, set[str]]:
         module: {
             found
             for one in imports(path)
-            if not one.for_types and (found := _nearest(one.name, known)) is not None and found != module
+            if not one.for_types and (found := nearest(one.name)) is not None and found != module
         }
         for module, path in known.items()
     }
 
 
-def _nearest(name: str, known: dict[str, Path]) -> str | None:
-    """The module that an imported name is, or stands in."""
+def nearest(name: str) -> str | None:
+    """The module of the project that an imported name is, or stands in; None for another package's."""
+    known = sources()
     while name and name not in known:
         name = name.rpartition(".")[0]
     return name or None
