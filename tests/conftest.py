@@ -33,7 +33,19 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def _mark_slow_but_one(items: list[pytest.Item]) -> None:
+    seen = set[str]()
+    for item in items:
+        if item.get_closest_marker("slow_but_one"):
+            function = item.nodeid.partition("[")[0]
+            if function in seen:
+                item.add_marker(pytest.mark.slow)
+            seen.add(function)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m takes out the slow ones
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    _mark_slow_but_one(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _has_gpu():
         for item in marked:

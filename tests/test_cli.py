@@ -318,6 +318,7 @@ def test_json_is_the_only_thing_on_standard_output(capsys: Capture, out: Path) -
     assert captured.out == (out / "timeline.json").read_text()
 
 
+@pytest.mark.slow_but_one
 @pytest.mark.parametrize(
     "options",
     [

@@ -48,6 +48,7 @@ def of_switches(tp: int, switches: frozenset[str]) -> Prediction:
 # -- optimisations --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_one
 @pytest.mark.parametrize("tp", (8, 16, 32))
 @pytest.mark.parametrize("switches", SUBSETS, ids=lambda one: "+".join(sorted(one)) or "none")
 def test_taking_an_optimisation_away_never_helps_one_user(tp: int, switches: frozenset[str]) -> None:
@@ -83,6 +84,7 @@ def test_contributions_sum_to_the_step_largest_first() -> None:
         assert shares == sorted(shares, reverse=True)
 
 
+@pytest.mark.slow_but_one
 @pytest.mark.parametrize("path", PATHS)
 def test_more_work_takes_longer(path: str) -> None:
     by_concurrency = [predict(question(tp=8, concurrency=c, path=find_path(path))).step_us for c in (1, 4, 16, 64)]
@@ -97,6 +99,7 @@ def test_a_short_context_takes_no_longer(path: str) -> None:
     assert one.step_us <= many.step_us
 
 
+@pytest.mark.slow_but_one
 @pytest.mark.parametrize("path", PATHS)
 def test_popular_experts_change_what_is_read(path: str) -> None:
     asked = question(concurrency=16)
@@ -123,6 +126,7 @@ def resource_bytes(timeline: Timeline, resource: str, rank: int) -> float:
     return counter.bytes_until(end_ps)
 
 
+@pytest.mark.slow_but_one
 @pytest.mark.parametrize("concurrency", (1, 16))
 @pytest.mark.parametrize("path", PATHS)
 def test_resources_served_what_kernels_asked_for(path: str, concurrency: int) -> None:
@@ -142,6 +146,7 @@ def test_resources_served_what_kernels_asked_for(path: str, concurrency: int) ->
 # -- ranks ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_one
 @pytest.mark.parametrize("layout", (Layout(tp=16), Layout(tp=8, dcp=4), Layout(tp=8, ep=8)), ids=lambda one: one.tag)
 @pytest.mark.parametrize("path", PATHS)
 def test_one_rank_stands_for_identical_ones(path: str, layout: Layout) -> None:
@@ -160,6 +165,7 @@ def test_one_rank_stands_for_identical_ones(path: str, layout: Layout) -> None:
             assert abs(run.end_ps - single.end_ps) <= (1000 if run.stream == "prefetch" else 100)
 
 
+@pytest.mark.slow_but_one
 @pytest.mark.parametrize("path", PATHS)
 def test_expected_skew_is_near_sampled_means(path: str) -> None:
     """Within 3 % of the step.
@@ -198,6 +204,7 @@ def test_the_expected_form_is_folded() -> None:
 # -- limits ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_but_one
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("machine", ("gb300", "h200"))
 def test_no_step_beats_the_floor(path: str, machine: str) -> None:
@@ -213,6 +220,7 @@ def test_the_floor_is_bytes_over_the_read_ceiling() -> None:
     assert prediction.floor_us == pytest.approx(prediction.moved_bytes / machine.hbm_read_bytes_per_s * 1e6)
 
 
+@pytest.mark.slow
 def test_a_faster_machine_is_faster() -> None:
     base = question()
     before = {path: predict(replace(base, path=find_path(path))).step_ps for path in PATHS}

@@ -218,6 +218,7 @@ def test_the_grid_has_every_machine_size_and_workload() -> None:
     assert {workload for _, _, workload in GRID} == set(WORKLOADS)
 
 
+@pytest.mark.slow_but_one
 @pytest.mark.parametrize("path", ("stock", "fused", "megakernel"))
 @pytest.mark.parametrize(
     ("machine", "tp", "workload"),
@@ -236,17 +237,20 @@ def subsets() -> list[Path]:
     ]
 
 
+@pytest.mark.slow_but_one
 @pytest.mark.parametrize("path", subsets(), ids=lambda path: "+".join(sorted(path.switches)) or "none")
 def test_parts_sum_for_every_set_of_switches(path: Path) -> None:
     for skew in (Skew.OFF, Skew.EXPECTED):
         check(predict(question("gb300", 16, Workload(), skew, path=path)))
 
 
+@pytest.mark.slow_but_one
 @pytest.mark.parametrize("path", ("stock", "fused", "megakernel"))
 def test_parts_sum_for_the_slowest_rank(path: str) -> None:
     check(predict(question("gb300", 8, Workload(), Skew.SAMPLED, folded=False, seed=3, path=find_path(path))))
 
 
+@pytest.mark.slow_but_one
 @pytest.mark.parametrize(
     ("layout", "workload"),
     [

@@ -131,6 +131,7 @@ LAYOUTS = (
 )
 
 
+@pytest.mark.slow_but_one
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("layout", "skew"),
@@ -153,6 +154,7 @@ def test_the_folded_step_is_the_full_one(path: str, skew: Skew, layout: dict[str
     assert worst_ps <= 0.001 * full.step_ps
 
 
+@pytest.mark.slow_but_one
 @pytest.mark.parametrize("path", ["stock", "fused"])
 def test_the_folded_step_of_own_kernels_agrees(path: str) -> None:
     """Their tables have a row for snapshot layers alone."""
@@ -171,6 +173,7 @@ def test_the_folded_step_of_own_kernels_agrees(path: str) -> None:
     assert [(one.layer, one.stage) for one in folded.full.kernels] == stages
 
 
+@pytest.mark.slow_but_one
 @pytest.mark.parametrize("path", PATHS)
 def test_the_floor_of_a_folded_step_agrees(path: str) -> None:
     folded, full = both(path, Skew.OFF, "gb300", tp=16)
