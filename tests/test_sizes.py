@@ -22,10 +22,7 @@ LONG_FUNCTIONS: dict[str, str] = {
     "kernels/latent_tail/kernel.py device": "one hand-over",
     "kernels/mla_decode/kernel.py _mla_decode": "one pass over the cache",
     "kernels/mla_prep/kernel.py _prepare_head": "one head",
-    "kernels/multi_gpu/hand_overs.py latent_tail": "being split",
-    "kernels/multi_gpu/hand_overs.py lse_merge": "being split",
     "kernels/proj_allreduce/kernel.py _consume_row": "one row",
-    "kernels/rank/state.py build_rank": "being split",
     "model/program.py build_program": "being split",
 }
 

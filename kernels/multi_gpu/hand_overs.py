@@ -257,12 +257,37 @@ def router_topk(arena: Arena, num_ranks: int, device: str, seed: int) -> HandOve
 # ---- tail of the experts --------------------------------------------------------------------------------------------
 
 
+def _gathered_row(
+    latents: Sequence[torch.Tensor],
+    shareds: Sequence[torch.Tensor],
+    norm: torch.Tensor,
+    ups: Sequence[torch.Tensor],
+    num_ranks: int,
+) -> torch.Tensor:
+    """What every rank gathers from the tails of all, in fp64: the normalised sum's product, and the shared columns."""
+    import torch
+
+    from k3sim.kernels.latent_tail.reference import EPS
+
+    num_gpus, outputs = len(ups), HIDDEN // num_ranks
+    total = _by_slot(latents, num_ranks).double().sum(0)
+    normalised = total * (total.square().mean(-1, keepdim=True) + EPS).rsqrt() * norm.double()
+    columns = []
+    for gpu in range(num_gpus):
+        row = normalised @ ups[gpu].double().T
+        for slot in range(num_ranks):
+            # The slot holds columns of the rank that this GPU stood for when its sender's turn came.
+            owner = slot // num_gpus * num_gpus + gpu
+            row = row + shareds[sender(slot, num_gpus)][:, owner * outputs : (owner + 1) * outputs].double()
+        columns.append(row)
+    return torch.cat([columns[sender(block, num_gpus)] for block in range(num_ranks)], -1)
+
+
 def latent_tail(arena: Arena, num_ranks: int, device: str, seed: int) -> HandOver:
     """``send``, ``up``, and ``collect`` and ``consume_gathered`` by turns; three sets of slots take turns."""
     import torch
 
     from k3sim.kernels.latent_tail import launch
-    from k3sim.kernels.latent_tail.reference import EPS
     from k3sim.kernels.proj_allreduce import reference as mixer
     from k3sim.kernels.proj_allreduce.cases import consumer_operands
     from k3sim.kernels.proj_allreduce.launch import consume_gathered
@@ -307,21 +332,8 @@ def latent_tail(arena: Arena, num_ranks: int, device: str, seed: int) -> HandOve
             else:
                 launch.collect(slots[at], out)
 
-        def gathered() -> torch.Tensor:
-            total = _by_slot(latents, num_ranks).double().sum(0)
-            normalised = total * (total.square().mean(-1, keepdim=True) + EPS).rsqrt() * norm.double()
-            columns = []
-            for gpu in range(num_gpus):
-                row = normalised @ ups[gpu].double().T
-                for slot in range(num_ranks):
-                    # The slot holds columns of the rank that this GPU stood for when its sender's turn came.
-                    owner = slot // num_gpus * num_gpus + gpu
-                    row = row + shareds[sender(slot, num_gpus)][:, owner * outputs : (owner + 1) * outputs].double()
-                columns.append(row)
-            return torch.cat([columns[sender(block, num_gpus)] for block in range(num_ranks)], -1)
-
         def expected() -> Sequence[torch.Tensor]:
-            row = gathered()
+            row = _gathered_row(latents, shareds, norm, ups, num_ranks)
             if not gathers:
                 return (row,)
             return mixer.consume(row.bfloat16()[None], *operands)
@@ -342,6 +354,17 @@ def latent_tail(arena: Arena, num_ranks: int, device: str, seed: int) -> HandOve
 
 
 # ---- attention over several ranks' tokens ---------------------------------------------------------------------------
+
+
+def _lengths(rows: int, number: int, num_gpus: int, device: str) -> list[torch.Tensor]:
+    """Tokens of every row on each GPU; the second row has none on every other one."""
+    import torch
+
+    found = (
+        [0 if row == 1 and gpu % 2 else 37 + (131 * (gpu + row + number)) % 340 for row in range(rows)]
+        for gpu in range(num_gpus)
+    )
+    return [torch.tensor(one, dtype=torch.int32, device=device) for one in found]
 
 
 def lse_merge(arena: Arena, num_ranks: int, device: str, seed: int) -> HandOver:
@@ -369,14 +392,7 @@ def lse_merge(arena: Arena, num_ranks: int, device: str, seed: int) -> HandOver:
     def one_call(rows: int, number: int) -> Problem:
         query = normal((rows, HEADS, CACHE_ROW), generator_on(device, seed + number), scale=0.3)
         pages = torch.arange(rows * 6, dtype=torch.int32, device=device).view(rows, 6).flip(1).contiguous()
-        lengths = [
-            torch.tensor(
-                [0 if row == 1 and gpu % 2 else 37 + (131 * (gpu + row + number)) % 340 for row in range(rows)],
-                dtype=torch.int32,
-                device=device,
-            )
-            for gpu in range(num_gpus)
-        ]
+        lengths = _lengths(rows, number, num_gpus, device)
         partial = torch.empty(rows, HEADS, ATTENTION_LATENT, dtype=torch.bfloat16, device=device)
         partial_sum = torch.empty(rows, HEADS, device=device)
         merged, merged_sum = torch.empty_like(partial), torch.empty_like(partial_sum)

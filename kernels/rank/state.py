@@ -145,6 +145,17 @@ class Rank:
         return sum(one.numel() * one.element_size() for group in groups for one in group.values())
 
 
+def _repeated(block: torch.Tensor, num_pages: int) -> torch.Tensor:
+    """A cache of one block of random rows, repeated: attention reads the same bytes whatever they are."""
+    import torch
+
+    cache = torch.empty((num_pages, *block.shape[1:]), dtype=block.dtype, device=block.device)
+    for start in range(0, num_pages, block.shape[0]):
+        part = cache[start : start + block.shape[0]]
+        part.view(torch.uint8).copy_(block[: part.shape[0]].view(torch.uint8))
+    return cache
+
+
 def build_rank(
     architecture: Architecture,
     layout: Layout,
@@ -195,17 +206,12 @@ def build_rank(
     shapes = rank_shapes(architecture, layout)
     kda, mla = architecture.kda, architecture.mla
     conv_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-    # One block of random rows, repeated: attention reads the same bytes whatever they are.
     block = torch.randn((min(num_pages, 64), PAGE_TOKENS, mla.cache_width), generator=generator, device=device)
     block = block.to(cache_dtype)
     caches, conv_states, states = {}, {}, {}
     for layer in program.layers:
         if architecture.mixer(layer) == "mla":
-            cache = torch.empty((num_pages, PAGE_TOKENS, mla.cache_width), dtype=cache_dtype, device=device)
-            for start in range(0, num_pages, block.shape[0]):
-                part = cache[start : start + block.shape[0]]
-                part.view(torch.uint8).copy_(block[: part.shape[0]].view(torch.uint8))
-            caches[layer] = cache
+            caches[layer] = _repeated(block, num_pages)
         else:
             conv_states[layer] = torch.zeros(
                 (rows + NULL_SLOT, kda.conv_width - 1, kda.conv_channels // layout.tp), dtype=conv_dtype, device=device
