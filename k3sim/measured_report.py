@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.decode.measured_step import measured_step
-from k3sim.errors import UserError
 from k3sim.report import check_writable
 from k3sim.sim.timeline.critical_path import Part
 from k3sim.sim.timeline.file import read_document
@@ -88,17 +87,13 @@ class MeasuredReport:
 
 def measured_report(document: Mapping[str, Any], name: str) -> MeasuredReport:
     """The report of a document of ``k3sim decode``, which errors call ``name``. Raises UserError for another one."""
-    for key in ("concurrency", "context", "floor_us"):
-        value = document.get(key)
-        if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool)):
-            raise UserError(f"{name}: {key} is {value!r}; a number is accepted")
     found, timeline = measured_step(document, name)
     return MeasuredReport(document=found, timeline=timeline)
 
 
 def read_measured(path: str) -> MeasuredReport:
     """The report of a file of ``k3sim decode``."""
-    return measured_report(read_document(path), path)
+    return measured_report(read_document(path, measured=True), path)
 
 
 def _versions(document: Mapping[str, Any]) -> dict[str, str]:

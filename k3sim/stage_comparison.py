@@ -13,7 +13,6 @@ from k3sim.errors import UserError
 from k3sim.report import check_writable
 from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
 from k3sim.sim.export.whole_file import write_whole_file
-from k3sim.sim.timeline.critical_path import Part
 from k3sim.sim.timeline.file import read_document, timeline_of
 from k3sim.sim.timeline.timeline import PS_PER_US, Timeline
 
@@ -167,7 +166,7 @@ class _Side:
 
 
 def _side(document: Mapping[str, Any], name: str, notes: list[str]) -> _Side:
-    timeline = timeline_of(document, name)
+    timeline = timeline_of(document)
     if document.get("measured") is True:
         try:
             document, timeline = measured_step(document, name)
@@ -178,10 +177,4 @@ def _side(document: Mapping[str, Any], name: str, notes: list[str]) -> _Side:
         notes.append(f"no parts: {name} has none")
         return _Side(timeline=timeline)
     waits_us, path = document["waits_us"], document.get("critical_path", [])
-    known = {part.value for part in Part}
-    good = isinstance(waits_us, dict) and known.issuperset(waits_us) and isinstance(path, list)
-    good = good and all(isinstance(row, dict) and isinstance(row.get("stage"), str) for row in path)
-    times = [*waits_us.values(), *(row.get("us") for row in path)] if good else []
-    if not good or not all(isinstance(us, (int, float)) and 0 <= us < 1e9 for us in times):
-        raise UserError(f"{name}: waits_us and critical_path are not parts of a step with their microseconds")
     return _Side(timeline=timeline, waits_us=waits_us, path_us=tuple((row["stage"], row["us"]) for row in path))

@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from k3sim.calibrate.decode.launches import Launch, timeline_from
 from k3sim.calibrate.decode.lines import lines_of
 from k3sim.calibrate.decode.measured import Measured
 from k3sim.calibrate.decode.options import DecodeOptions, case_of
 from k3sim.cli import main
+from k3sim.errors import UserError
+from k3sim.measured_report import read_measured
 from k3sim.sim.export.document import dump_json
+from k3sim.stage_comparison import compare_files
 
 STORED = Path(__file__).parents[1] / "calibrate" / "data" / "h200-decode-fused.json"
 Capture = pytest.CaptureFixture[str]
@@ -151,23 +156,34 @@ def change_stage(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (change("measured", False), "not a measured step"),
+        (change("measured", False), "this is a predicted step of 'k3sim timeline'; 'k3sim compare FILE FILE' takes it"),
         (change("stages", []), "was not profiled"),
-        (change("stages", [5]), "stages[0] is not an object"),
-        (change("stages", "all"), "no list of stages"),
-        (change("step_us", -1), "step_us is -1"),
-        (change("step_us", True), "step_us is True"),
-        (change("read_bytes_per_s", 0), "read_bytes_per_s is 0"),
-        (change("read_bytes_per_s", "fast"), "read_bytes_per_s is 'fast'"),
-        (change("floor_us", "low"), "floor_us is 'low'"),
-        (change_stage("rank", 1), "kernels of 2 ranks"),
-        (change_stage("end_us", None), "stages[5] is"),
-        (change_stage("waits_for", [5]), "does not say what its call waits for"),
-        (change_stage("waits_for", "embed.push"), "does not say what its call waits for"),
-        (change_stage("polls", 1), "does not say what its call waits for"),
-        (change_stage("weight_bytes", -4), "does not say what its call waits for"),
-        (change_stage("prefetched", [[1]]), "does not say what its call waits for"),
-        (change_stage("call", 9), "different calls; each is one call"),
+        (change("stages", [5]), "stages[0] is 5, accepted: an object"),
+        (change("stages", "all"), 'stages is "all", accepted: a list'),
+        (change("step_us", -1), "step_us is -1, accepted: 0.001 to 1e+09 us"),
+        (change("step_us", True), "step_us is true"),
+        (change("step_us", 1e308), "step_us is 1e+308"),
+        (change("step_us", 10**400), "step_us is 1000"),
+        (change("read_bytes_per_s", 0), "read_bytes_per_s is 0, accepted: 1e+06 to 1e+18 bytes a second"),
+        (change("read_bytes_per_s", "fast"), 'read_bytes_per_s is "fast"'),
+        (change("floor_us", "low"), 'floor_us is "low"'),
+        (change("path", 7), "path is 7, accepted: stock, fused, megakernel"),
+        (change("switches", [1]), "switches[0] is 1, accepted: low-batch-kernels"),
+        (change("layout", "all"), 'layout is "all", accepted: a layout such as tp16ep1dcp1'),
+        (change("notes", 5), "notes is 5, accepted: a list of texts"),
+        (change("machine_values", [{"field": "num_sms"}, 16]), "machine_values[1] is 16, accepted: an object"),
+        (change("waits_us", {"magic": 1}), 'waits_us has part "magic", accepted: '),
+        (change_stage("rank", 1), "stages has kernels of 2 ranks"),
+        (change_stage("layer", 2**64), "stages[5].layer is 18446744073709551616, accepted"),
+        (change_stage("stage", "\ud800"), 'stages[5].stage is "\\ud800", half a surrogate pair'),
+        (change_stage("end_us", None), "stages[5].end_us is null"),
+        (change_stage("end_us", 0.0), "stages[5] has start_us"),
+        (change_stage("waits_for", [5]), "stages[5].waits_for is [5], accepted: earlier calls"),
+        (change_stage("waits_for", "embed.push"), 'stages[5].waits_for is "embed.push", accepted: a list'),
+        (change_stage("polls", 1), "stages[5].polls is 1, accepted: true or false"),
+        (change_stage("weight_bytes", -4), "stages[5].weight_bytes is -4"),
+        (change_stage("prefetched", [[1]]), "stages[5].prefetched[0] is [1], accepted: [call, bytes]"),
+        (change_stage("call", 9), "call is 9, which another kernel is too"),
     ],
 )
 def test_bad_files_are_one_line_and_status_2(
@@ -175,7 +191,8 @@ def test_bad_files_are_one_line_and_status_2(
 ) -> None:
     document = json.loads(dump_json(measured().to_dict()))
     edit(document)
-    assert run("report", saved(document), "--out", "out") == 2
+    Path("given.json").write_text(json.dumps(document))
+    assert run("report", "given.json", "--out", "out") == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1
     assert captured.err.startswith("k3sim: given.json: ") and message in captured.err
@@ -183,7 +200,16 @@ def test_bad_files_are_one_line_and_status_2(
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("", "not valid JSON"), ("[]", "not a JSON object"), ('{"stages": [', "not valid JSON")]
+    ("text", "message"),
+    [
+        ("", "this is an empty file"),
+        ("[]", "holds [], which is no JSON object"),
+        ('{"stages": [', "not valid JSON"),
+        ('{"traceEvents": []}', "this is a torch profiler (Chrome) trace; traces of other profilers are not read"),
+        ("SQLite format 3\0", "this is an SQLite database, as Nsight Systems exports"),
+        ('{"values": {}, "name": "x"}', "this is a machine profile; 'k3sim timeline --machine FILE' takes it"),
+        ("TIMESTAMP,ContextTokens\n2023-11-16,374\n", "this is a trace of requests over time"),
+    ],
 )
 def test_files_that_are_no_documents(work: Path, capsys: Capture, text: str, message: str) -> None:
     Path("given.json").write_text(text)
@@ -200,9 +226,9 @@ def old(document: dict[str, Any], **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, ["schema_version is 1; accepted: 2; measure it again, or correct the file"]),
-        ({"switches": ["welded"]}, ["switch 'welded' is called 'fused-allreduce' now"]),
-        ({"schema_version": 2, "path": "persistent"}, ["given.json: path 'persistent' is called 'megakernel' now"]),
+        ({}, ["schema_version is 1, accepted: 2; measure it again, or correct the file"]),
+        ({"switches": ["welded"]}, ["switches[0] is \"welded\", which is called 'fused-allreduce' now"]),
+        ({"schema_version": 2, "path": "persistent"}, ["path is \"persistent\", which is called 'megakernel' now"]),
         ({"measured": False}, ["schema_version is 1", "predict it again"]),
     ],
 )
@@ -212,6 +238,8 @@ def test_files_of_an_earlier_version_are_refused(
     document = json.loads(dump_json(measured().to_dict()))
     name = saved(old(document, **changes))
     for arguments in (("report", name), ("compare", str(STORED), name), ("compare", name, str(STORED))):
+        if "measured" in changes and arguments[0] == "report":  # which takes no prediction of any version
+            continue
         assert run(*arguments, "--out", "out") == 2
         error = capsys.readouterr().err
         assert error.startswith("k3sim: given.json: ") and error.count("\n") == 1
@@ -237,3 +265,71 @@ def test_a_file_is_not_compared_with_a_side(work: Path, capsys: Capture) -> None
     Path("trace.gz").write_bytes(b"\x1f\x8b no step")
     assert run("compare", "trace.gz", "path=stock") == 2
     assert "trace.gz" in capsys.readouterr().err
+
+
+def test_all_faults_of_a_step_are_one_line(work: Path, capsys: Capture) -> None:
+    document = json.loads(dump_json(measured().to_dict()))
+    document |= {"path": "persistent", "schema_version": 1, "step_us": "fast"}
+    document["stages"] = document["stages"][:2]
+    document["stages"][0] |= {"end_us": None, "polls": 1}
+    del document["stages"][1]["stage"]
+    document = {name: document[name] for name in ("schema_version", "measured", "step_us", "path", "stages")}
+    Path("given.json").write_text(json.dumps(document, indent=1))
+    assert run("report", "given.json") == 2
+    assert capsys.readouterr().err == (
+        "k3sim: given.json: line 1: the file lacks read_bytes_per_s (a number of bytes a second); "
+        "line 2: schema_version is 1, accepted: 2; measure it again, or correct the file; "
+        'line 4: step_us is "fast", accepted: 0.001 to 1e+09 us; '
+        "line 5: path is \"persistent\", which is called 'megakernel' now; "
+        "line 14: stages[0].end_us is null, accepted: 0 to 1e+09 us; "
+        "line 18: stages[0].polls is 1, accepted: true or false; "
+        "line 24: stages[1] lacks stage (a text that is not empty)\n"
+    )
+
+
+@pytest.mark.parametrize("bad", ["trace.json.gz", "step.sqlite", "azure.csv"])
+def test_compare_names_a_foreign_file(work: Path, capsys: Capture, bad: str) -> None:
+    import gzip
+
+    good = saved(measured().to_dict(), "good.json")
+    Path("trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}'))
+    Path("step.sqlite").write_bytes(b"SQLite format 3\0")
+    Path("azure.csv").write_text("TIMESTAMP,ContextTokens\n2023-11-16,374\n")
+    for arguments in ((good, bad), (bad, good)):
+        assert run("compare", *arguments) == 2
+        assert capsys.readouterr().err.startswith(f"k3sim: {bad}: this is a")
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 3), st.just(2**64), st.just(10**400), st.floats(), st.just(1e308),
+    st.text(max_size=4), st.just("\ud800"), st.just([]), st.just({}), st.just([[1]]),
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_mutated_steps_are_shown_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    document = json.loads(MEASURED_TEXT)
+    for _ in range(data.draw(st.integers(1, 3))):
+        inner: Any = document
+        while True:
+            key = data.draw(st.sampled_from(list(inner) if isinstance(inner, dict) else range(len(inner))))
+            if not (isinstance(inner[key], (dict, list)) and inner[key] and data.draw(st.integers(0, 3))):
+                break
+            inner = inner[key]
+        if data.draw(st.booleans()):
+            inner[key] = data.draw(VALUES)
+        else:
+            del inner[key]
+        if not document:
+            break
+    path = tmp_path / "given.json"
+    path.write_text(json.dumps(document))
+    for ask in (lambda: read_measured(str(path)).html_data(), lambda: compare_files(str(path), str(path)).to_dict()):
+        try:
+            dump_json(ask())
+        except UserError as error:
+            assert "\n" not in str(error) and len(str(error)) < 900
+
+
+MEASURED_TEXT = dump_json(measured().to_dict())

@@ -33,7 +33,7 @@ def measured_step(document: Mapping[str, Any], name: str) -> tuple[dict[str, Any
 
 
 def _with_calls(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    timeline, program = timeline_of(document, name), _program_of(document, name)
+    timeline, program = timeline_of(document), _program_of(document, name)
     environment = document.get("environment")
     num_sms = environment.get("num_sms") if isinstance(environment, dict) else None
     if not isinstance(num_sms, int) or num_sms < 1:
@@ -62,7 +62,7 @@ def as_if_measured(document: Mapping[str, Any], name: str) -> dict[str, float]:
         "measured": True,
         "environment": {"num_sms": values.get("num_sms")},
         "read_bytes_per_s": values.get("hbm_read_bytes_per_s"),
-        "layers": max((run.layer for run in timeline_of(document, name).kernels), default=0),
+        "layers": max((run.layer for run in timeline_of(document).kernels), default=0),
     }
     _, timeline = measured_step(posed, name)
     return waits_document(timeline)["waits_us"]  # type: ignore[no-any-return]

@@ -3,7 +3,7 @@
 The tables are the JSON files of this folder, read strictly (``rules.py``): fields that are missing or unknown, units
 that are not known and values that cannot be are refused in one line, each with its line and what is accepted. They are
 compared, never used: no machine value, no Work and no path comes from an end-to-end time in them
-(``tests/calibrate/test_evidence.py``).
+(``tests/calibrate/compare/test_published.py``).
 
 Four kinds of record:
 

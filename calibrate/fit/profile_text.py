@@ -46,7 +46,7 @@ class Calibration:
             for entry in entries.values():
                 if entry["kind"] == "measured":
                     entry["kind"] = "inferred"
-                    entry["note"] = f"Carried over from {self.base.name}. {entry.get('note', '')}".strip()
+                    entry["note"] = f"Inferred from {self.base.name}. {entry.get('note', '')}".strip()
         for one in self.fitted:
             entries[one.field] = profile_entry(one, entries[one.field]["unit"], self.file.date)
         return {**document, "name": name}

@@ -73,7 +73,7 @@ def test_stored_probes_and_kernels_are_read_whole() -> None:
     assert all(len(one.runs[0].values) in (50, 100) for one in kernels.samples)
 
 
-def test_the_stored_probes_of_loads_say_what_the_simulator_takes_from_them() -> None:
+def test_stored_loads_say_what_the_simulator_takes() -> None:
     """L1 bounds loads into registers, half lines do not, and an SM that is idle for an instant is divided anew."""
     file = read_samples(DATA / "h200-loads.json")
 
@@ -115,7 +115,7 @@ def test_every_repetition_of_schema_2_is_there(tmp_path: Path) -> None:
     assert one.instability == ""
 
 
-def test_a_thinned_file_keeps_what_is_read_and_summaries_of_the_rest(tmp_path: Path) -> None:
+def test_a_thinned_file_keeps_what_is_read(tmp_path: Path) -> None:
     path = DATA / "h200-primitives.json"
     document = stored()
     assert document["thinned"].startswith("Every repetition is kept of each quantity that a machine value is read from")
@@ -177,7 +177,7 @@ def test_a_sample_within_the_noise_is_stable(stable: Sample) -> None:
     assert stable.instability == ""
 
 
-def test_the_stored_file_has_samples_that_no_fit_may_use() -> None:
+def test_some_stored_samples_are_for_no_fit() -> None:
     """On one SM of that GPU lines were near in some launches and far in others: two groups, no median."""
     refused = {one.label: reason for one, reason in read_samples(DATA / "h200-primitives.json").refused}
     assert 20 < len(refused) < 80
@@ -275,7 +275,7 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return ([at] if at else []) + [place for key, one in inner for place in places(one, (*at, key))]
 
 
-def test_no_damage_to_a_file_is_more_than_a_refusal(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     kernels = stored("h200-kernels.json")
     kernels["timings"] = kernels["timings"][:1]
     path = tmp_path / "a.json"
@@ -294,7 +294,7 @@ def test_no_damage_to_a_file_is_more_than_a_refusal(tmp_path: Path) -> None:
                     assert "\n" not in str(refusal), (place, value)
 
 
-def test_a_truncated_file_and_one_that_is_not_there(tmp_path: Path) -> None:
+def test_a_truncated_or_missing_file_is_refused(tmp_path: Path) -> None:
     whole = (DATA / "h200-primitives.json").read_text(encoding="utf-8")
     cut = tmp_path / "cut.json"
     cut.write_text(whole[: len(whole) // 2], encoding="utf-8")
@@ -332,7 +332,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return SimpleNamespace(name="NVIDIA H200")
 
 
-def test_a_run_that_was_stopped_takes_only_what_is_missing(tmp_path: Path, gpu: SimpleNamespace) -> None:
+def test_a_stopped_run_takes_what_is_missing(tmp_path: Path, gpu: SimpleNamespace) -> None:
     path, taken, lines = tmp_path / "a.json", [], []
 
     def record(into: recorder.Recorder, name: str) -> None:
@@ -363,7 +363,7 @@ def test_a_run_that_was_stopped_takes_only_what_is_missing(tmp_path: Path, gpu: 
         ({"schema_version": 1}, "its schema_version is 1"),
     ],
 )
-def test_a_run_does_not_go_on_from_another_machine(
+def test_a_run_resumes_on_its_machine_only(
     tmp_path: Path, gpu: SimpleNamespace, change: Document, reason: str
 ) -> None:
     path = write(tmp_path / "a.json", signed({**small(), **change}))
@@ -371,7 +371,7 @@ def test_a_run_does_not_go_on_from_another_machine(
         recorder.Recorder(gpu, path, False)  # type: ignore[arg-type]
 
 
-def test_a_run_does_not_go_on_from_an_edited_file(tmp_path: Path, gpu: SimpleNamespace) -> None:
+def test_a_run_resumes_no_edited_file(tmp_path: Path, gpu: SimpleNamespace) -> None:
     path = write(tmp_path / "a.json", edited(lambda d: d.update(date="2026-12")))
     with pytest.raises(recorder.CannotResume, match="does not match its checksum"):
         recorder.Recorder(gpu, path, False)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from k3sim.model.paths import find_path
 from k3sim.sim.predict import predict
 from k3sim.sim.question import has_option, question_of, read_command
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RECORDS = evidence.load_evidence()
 
 
@@ -73,7 +73,7 @@ def test_no_prediction_reads_the_evidence() -> None:
 # -- validate ---------------------------------------------------------------------------------------------------------
 
 
-def test_rates_and_times_are_two_views_of_one_step(tmp_path: Path) -> None:
+def test_rates_and_times_are_one_step(tmp_path: Path) -> None:
     command = "k3sim timeline --tp 8 --path stock --concurrency 4"
     table = [
         step(id=f"r{number}", unit=unit, value=value, command=command)
@@ -145,7 +145,7 @@ def test_rows_that_are_not_judged_are_not_counted() -> None:
 # -- ladders ----------------------------------------------------------------------------------------------------------
 
 
-def test_all_parts_together_are_the_fused_path_and_none_are_stock() -> None:
+def test_all_parts_are_fused_and_none_stock() -> None:
     for command in ("k3sim timeline --machine gb200", "k3sim timeline --tp 8 --dcp 8 --concurrency 12"):
         question = question_of(command)
         for parts, name in ((ladders.PARTS, "fused"), ((), "stock")):
@@ -153,7 +153,7 @@ def test_all_parts_together_are_the_fused_path_and_none_are_stock() -> None:
             assert ladders.step_ms(command, parts) == pytest.approx(step_us / 1e3)
 
 
-def test_each_part_changes_the_step_and_belongs_to_one_switch() -> None:
+def test_each_part_changes_the_step() -> None:
     command = "k3sim timeline --machine gb200 --context 512"
     stock = ladders.step_ms(command, ())
     for part in ladders.PARTS:
@@ -200,8 +200,7 @@ def scenario(tmp_path: Path, **figure: Any) -> Path:
     return path
 
 
-@pytest.mark.slow
-def test_every_claim_of_the_project_has_a_verdict_or_says_what_it_needs() -> None:
+def test_every_claim_has_a_verdict_or_need() -> None:
     loaded = [scenarios.load_scenario(path) for path in scenarios.shipped_scenarios()]
     assert len(loaded) == 8
     for one in claims.judge_claims(loaded, num_draws=2):
@@ -211,7 +210,7 @@ def test_every_claim_of_the_project_has_a_verdict_or_says_what_it_needs() -> Non
             assert (figure.answer is None) == figure.verdict.startswith("needs ")
 
 
-def test_a_claim_is_inside_exactly_when_the_interval_holds_it(tmp_path: Path) -> None:
+def test_a_claim_is_inside_its_interval(tmp_path: Path) -> None:
     (free,) = claims.judge_claims([scenarios.load_scenario(scenario(tmp_path))], num_draws=3)
     answer = free.figures[0].answer
     assert answer is not None and answer.low < answer.predicted <= answer.high
@@ -227,7 +226,7 @@ def test_a_claim_is_inside_exactly_when_the_interval_holds_it(tmp_path: Path) ->
         assert one.verdict == verdict
 
 
-def test_time_outside_decode_dilutes_a_gain_as_arithmetic_says(tmp_path: Path) -> None:
+def test_time_outside_decode_dilutes_a_gain(tmp_path: Path) -> None:
     (plain,) = claims.judge_claims([scenarios.load_scenario(scenario(tmp_path))], num_draws=2)
     mixed = scenario(tmp_path, outside_ms=500, output_tokens=100)
     (diluted,) = claims.judge_claims([scenarios.load_scenario(mixed)], num_draws=2)
@@ -264,8 +263,7 @@ def test_speculation_counts_once_the_workload_has_it() -> None:
 # -- sensitivity ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_the_factor_that_moves_a_verdict_does_move_it() -> None:
+def test_a_found_factor_moves_the_verdict() -> None:
     (found,) = sensitivity.sensitivity("coding-agents", num_values=4, num_draws=3)
     assert [one.swing for one in found.values] == sorted((one.swing for one in found.values), reverse=True)
     figure = scenarios.load_scenario(scenarios.SCENARIOS / "coding-agents.json").figures[0]

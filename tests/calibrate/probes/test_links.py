@@ -103,7 +103,7 @@ def test_no_time_of_a_kernel_is_fitted(tmp_path: Path) -> None:
     assert [(one.field, one.value) for one in before.fitted] == [(one.field, one.value) for one in after.fitted]
 
 
-def test_the_profile_takes_the_links_and_keeps_all_else(tmp_path: Path) -> None:
+def test_the_profile_takes_the_links_alone(tmp_path: Path) -> None:
     profile = link_profile(fitted(tmp_path, planted()), "h200")
     machine, before = machine_of(profile, "fitted"), load_machine("h200")
     changed = {name for name in before.provenance if getattr(machine, name) != getattr(before, name)}
@@ -124,7 +124,7 @@ def test_what_is_missing_or_unstable_is_not_guessed(tmp_path: Path) -> None:
     assert "nvlink_egress_bytes_per_s" in fitted(tmp_path, noisy).undetermined
 
 
-def test_loads_stand_beside_one_way_unless_none_was_waited_for(tmp_path: Path) -> None:
+def test_loads_stand_beside_one_way(tmp_path: Path) -> None:
     def one_way(document: dict[str, Any]) -> Any:
         return next(one for one in fitted(tmp_path, document).fitted if one.field == "nvlink_one_way_s")
 
@@ -140,14 +140,14 @@ def test_loads_stand_beside_one_way_unless_none_was_waited_for(tmp_path: Path) -
     assert without.value == pytest.approx(ONE_WAY_S, rel=0.01)
 
 
-def test_rounds_that_fill_the_port_do_not_speak_of_visibility(tmp_path: Path) -> None:
+def test_rounds_that_fill_the_port_are_out(tmp_path: Path) -> None:
     (found,) = (one for one in fitted(tmp_path, planted()).fitted if one.field == "nvlink_visibility_s")
     labels = " ".join(case.label for case in found.cases)
     assert "blocks=32 threads=128 slots=1 " in labels  # 0.18 us of 1.5
     assert "blocks=32 threads=128 slots=7 " not in labels  # 1.3 us of 2.6
 
 
-def test_samples_of_something_else_are_refused_in_one_line(
+def test_samples_of_something_else_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = stored(tmp_path, {**planted(), "source": "k3sim calibrate/probes.py"})
@@ -173,7 +173,7 @@ def test_the_command_writes_a_profile(tmp_path: Path, capsys: pytest.CaptureFixt
         (["--only", "hbm"], "unknown probe 'hbm'; accepted: clocks, latencies"),
     ],
 )
-def test_probes_that_cannot_run_are_refused_in_one_line(
+def test_probes_that_cannot_run_are_refused(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
@@ -183,7 +183,7 @@ def test_probes_that_cannot_run_are_refused_in_one_line(
     assert written.count("\n") == 1
 
 
-def test_gpus_that_stand_for_more_ranks_send_fewer_bytes_over_the_link() -> None:
+def test_emulated_ranks_send_fewer_bytes() -> None:
     h200 = load_machine("h200")
     both = emulated_ranks(h200, 2, 8)
     # Four of eight pushes cross, where seven would.
@@ -196,7 +196,7 @@ def test_gpus_that_stand_for_more_ranks_send_fewer_bytes_over_the_link() -> None
     assert all_ranks.rank_skew_relative_sd == h200.rank_skew_relative_sd
 
 
-def test_processes_that_do_not_divide_the_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_must_divide_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     from k3sim.calibrate.decode.lines import standing_lines
     from k3sim.calibrate.decode.options import DecodeOptions, case_of, exchanging_gpus
 
@@ -215,7 +215,7 @@ def test_processes_that_do_not_divide_the_ranks_are_refused(monkeypatch: pytest.
         case_of(DecodeOptions(tp=8, layers=4))
 
 
-def test_a_command_of_its_own_runs_once_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_runs_once_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows the module's name is the module's, options too."""
     from k3sim.kernels.multi_gpu import processes
 

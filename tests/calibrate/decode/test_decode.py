@@ -35,7 +35,7 @@ def form(name: str) -> tuple[str, str, str]:
     return name, "[1, 1, 1]", "[32, 1, 1]"
 
 
-def test_launches_go_to_the_call_in_whose_range_they_were_made() -> None:
+def test_launches_go_to_the_call_around_them() -> None:
     events = [called(0, 0), called(1, 20), launched(1, 7), launched(22, 8), launched(25, 9)]
     # Kernels run later than they are launched, and not in that order.
     events += [kernel("b", 100, 9), kernel("a", 90, 7), kernel("c", 95, 8)]
@@ -53,7 +53,7 @@ def one_form_a_call(case: Any) -> list[list[tuple[str, str, str]]]:
     return [[form(call.operator)] for call in case.program.calls]
 
 
-def test_launches_are_told_apart_by_stream_where_they_look_alike() -> None:
+def test_equal_launches_are_told_apart_by_stream() -> None:
     case = small_case()
     forms = one_form_a_call(case)
     # Side streams run behind the main one: by start their launches come late.
@@ -90,7 +90,7 @@ def test_the_timeline_survives_its_file() -> None:
     first, second = timeline.kernels[:2]
     assert (first.start_ps, first.end_ps) == (0, 3 * PS_PER_US)
     assert second.launched_by == first.index
-    again = timeline_of({"stages": stage_rows(timeline), "step_us": timeline.step_us}, "file")
+    again = timeline_of({"stages": stage_rows(timeline), "step_us": timeline.step_us})
     assert stage_rows(again) == stage_rows(timeline)
     rows = {row["stage"]: row for row in by_stage(timeline)}
     assert rows["embed.push"] == {"stage": "embed.push", "count": 1, "total_us": 3.0, "alone_us": 2.0}
@@ -139,7 +139,7 @@ def test_the_table_has_every_case_once() -> None:
         ({"kv_dtype": "int4"}, "unknown KV cache type 'int4'"),
     ],
 )
-def test_bad_input_is_refused_before_a_gpu_is_looked_for(options: dict[str, Any], message: str) -> None:
+def test_bad_input_is_refused_without_a_gpu(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
         case_of(DecodeOptions(**options))
     assert message in str(error.value)

@@ -17,7 +17,7 @@ from k3sim.cli import main
 from k3sim.errors import UserError
 from k3sim.model.names import RENAMED
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 EVIDENCE = ROOT / "calibrate" / "evidence"
 LOOP: dict[str, Any] = {
     "machine": "b200",
@@ -161,7 +161,7 @@ def test_the_command_line_refuses_a_table(tmp_path: Path, capsys: pytest.Capture
     assert f'{path}: line 17: records[0].unit is "parsec", accepted: ms' in captured.err
 
 
-def test_the_page_has_every_field_and_its_example_loads(tmp_path: Path) -> None:
+def test_the_page_has_every_field(tmp_path: Path) -> None:
     from tools.evidence_fields import PAGE, rewritten
 
     page = PAGE.read_text(encoding="utf-8")

@@ -123,7 +123,7 @@ def test_profile_is_what_was_measured() -> None:
         assert rate == pytest.approx(sampled, rel=0.005)
 
 
-def test_boundary_of_the_profile_lies_among_the_measured_ones() -> None:
+def test_the_profile_is_among_measured_boundaries() -> None:
     h200 = load_machine("h200")
     whole = boundary("end_to_entry", pdl=False)
     waiting = boundary("end_to_resume", pdl=True)
@@ -142,7 +142,7 @@ def test_boundary_depends_little_on_grid_and_shared_memory() -> None:
     assert max(plain) - min(plain) < 0.035
 
 
-def test_stages_add_up_to_what_a_tiny_kernel_takes() -> None:
+def test_stages_add_up_to_a_tiny_kernel() -> None:
     stages = [stage for stage, _, _ in TINY_STAGES if stage != "entry_to_end"]
     cycles = sum(after_weights(stage) for stage in stages)
     assert cycles == pytest.approx(after_weights("entry_to_end"), rel=0.01)
@@ -161,7 +161,7 @@ def test_pdl_hides_launch_and_parameters_but_no_load() -> None:
     )
 
 
-def test_cold_code_is_not_what_a_tiny_kernel_waits_for() -> None:
+def test_a_tiny_kernel_waits_for_no_code() -> None:
     assert after_weights("end_to_end") - after_weights("end_to_end", copies=1) < 0.05
 
 

@@ -48,7 +48,7 @@ def planted(setup_s: float) -> list[dict[str, str]]:
     return rows
 
 
-def test_a_planted_value_is_found_with_an_interval_around_it(tmp_path: Path) -> None:
+def test_a_planted_value_is_inside_its_interval(tmp_path: Path) -> None:
     rows, _ = read_tables([write(tmp_path / "a.csv.gz", planted(1.3e-6))], ["gb300"])
     found = fit_tables(load_machine("gb300"), rows)
     (value,) = found.fits[0].found
@@ -71,7 +71,7 @@ def test_held_out_rows_do_not_change_the_fit(tmp_path: Path) -> None:
     assert fit_tables(machine, plain).fits[0].found == fit_tables(machine, other).fits[0].found
 
 
-def test_the_rule_sets_a_third_aside_and_never_looks_at_the_time() -> None:
+def test_a_third_of_rows_is_set_aside() -> None:
     rows = []
     for outputs in range(64, 64 * 301, 64):
         row = row_of({**GEMM, "shape": f"M=1 N={outputs} K=512"})

@@ -78,7 +78,7 @@ def scaled(document: Document, factor: Callable[[Case, str, str], float], seed: 
 # -- the shipped profile --------------------------------------------------------------------------------------------
 
 
-def test_a_refit_of_the_stored_samples_is_the_shipped_profile_bit_for_bit() -> None:
+def test_refitted_samples_are_the_shipped_profile() -> None:
     assert profile_text(shipped().profile("h200")).encode() == profile_path("h200").read_bytes()
 
 
@@ -116,7 +116,7 @@ def test_no_unstable_sample_is_among_the_cases() -> None:
     assert "sm=0 first_read_far_decile" not in labels
 
 
-def test_a_case_left_out_is_predicted_by_the_others() -> None:
+def test_a_left_out_case_is_predicted() -> None:
     errors = {one.field: one.left_out_error for one in shipped().fitted}
     assert errors["hbm_read_bytes_per_s"] == pytest.approx(0.0034, abs=0.001)
     assert errors["hbm_in_flight_curve"] == pytest.approx(0.043, abs=0.01)
@@ -190,9 +190,8 @@ PLANTED_READINGS = {
 }
 
 
-@pytest.mark.slow_but_one
 @pytest.mark.parametrize("name", PLANTED_READINGS)
-def test_each_new_reading_moves_its_value_and_no_other(tmp_path: Path, name: str) -> None:
+def test_a_reading_moves_its_value_alone(tmp_path: Path, name: str) -> None:
     probe, quantity, factor = PLANTED_READINGS[name]
 
     def planted(case: Case, what: str, unit: str) -> float:
@@ -217,7 +216,6 @@ def planted_medians(document: Document, probe: str, quantity: str, value: Callab
                     run[:3] = [planted * (1 + noise.uniform(-NOISE, NOISE))] * 3
 
 
-@pytest.mark.slow
 def test_planted_chains_come_back(tmp_path: Path) -> None:
     """0.12 us behind the release, 0.2 a load, 0.09 a sum over a warp."""
     document = stored()
@@ -231,7 +229,6 @@ def test_planted_chains_come_back(tmp_path: Path) -> None:
     assert after["kernel_exit_warm_s"].value == pytest.approx(0.12e-6, abs=0.015e-6)  # the flush is rounded
 
 
-@pytest.mark.slow
 def test_planted_inputs_come_back(tmp_path: Path) -> None:
     """200 GB/s an SM by rows; by fragments 50 GB/s an SM where 28 ask, and 2.8 TB/s where 112 do."""
     document = stored()
@@ -249,7 +246,6 @@ def test_planted_inputs_come_back(tmp_path: Path) -> None:
     assert after["l2_fragment_bytes_per_s"].value == pytest.approx(2.8e12, rel=0.05)
 
 
-@pytest.mark.slow
 def test_a_chain_of_two_sizes_gives_no_line(tmp_path: Path) -> None:
     document = stored()
     document["cases"] = [
@@ -258,7 +254,6 @@ def test_a_chain_of_two_sizes_gives_no_line(tmp_path: Path) -> None:
     assert "2 stable samples of chained by warp_sums" in refitted(tmp_path, document).undetermined["warp_sum_s"]
 
 
-@pytest.mark.slow
 def test_a_planted_queue_comes_back(tmp_path: Path) -> None:
     """L2 hits that wait 0.44 of what a queue is longer than 0.9 us."""
     document = stored()
@@ -277,8 +272,7 @@ def test_a_planted_queue_comes_back(tmp_path: Path) -> None:
     assert {after[name].how for name in ("l2_hit_queueing_fraction", "hbm_queue_threshold_s")} == {"joint"}
 
 
-@pytest.mark.slow
-def test_a_queue_that_does_not_grow_is_not_guessed(tmp_path: Path) -> None:
+def test_a_steady_queue_is_not_guessed(tmp_path: Path) -> None:
     document = stored()
     planted_medians(document, "loads_beside_stream", "mean_in_l2", lambda parameters: 700.0)
     found = refitted(tmp_path, document)
@@ -286,7 +280,6 @@ def test_a_queue_that_does_not_grow_is_not_guessed(tmp_path: Path) -> None:
     assert "does not grow with the queue" in found.undetermined["hbm_queue_threshold_s"]
 
 
-@pytest.mark.slow
 def test_a_planted_utilisation_comes_back(tmp_path: Path) -> None:
     document = stored()
     shares = {32768: 0.86, 131072: 1.0}
@@ -297,7 +290,6 @@ def test_a_planted_utilisation_comes_back(tmp_path: Path) -> None:
     assert values_of(refitted(tmp_path, document))["l2_queueing_utilisation"].value == pytest.approx(0.86, abs=0.011)
 
 
-@pytest.mark.slow
 def test_a_planted_prefetch_rate_comes_back(tmp_path: Path) -> None:
     """Eight SMs at 150 GB/s each, of whose lines nine in ten are seen."""
     document = stored()
@@ -314,7 +306,6 @@ def test_a_planted_prefetch_rate_comes_back(tmp_path: Path) -> None:
     assert one.value == pytest.approx(150e9, rel=0.03)
 
 
-@pytest.mark.slow
 def test_a_planted_loss_of_uneven_grids_comes_back(tmp_path: Path) -> None:
     """96 of 132 SMs: 60 blocks share 30 pairs, which loses 15/16 of the most that can be lost."""
     document = stored()
@@ -326,7 +317,6 @@ def test_a_planted_loss_of_uneven_grids_comes_back(tmp_path: Path) -> None:
     assert values_of(refitted(tmp_path, document))["hbm_partial_grid_loss"].value == pytest.approx(0.15, rel=0.06)
 
 
-@pytest.mark.slow
 def test_a_planted_fork_comes_back(tmp_path: Path) -> None:
     document = stored()
     for probe in ("graph_join", "graph_fork_join"):
@@ -335,8 +325,7 @@ def test_a_planted_fork_comes_back(tmp_path: Path) -> None:
     assert values_of(refitted(tmp_path, document))["fork_s"].value == pytest.approx(0.25e-6, rel=0.05)
 
 
-@pytest.mark.slow
-def test_a_clock_at_another_rate_moves_what_is_read_in_cycles(tmp_path: Path) -> None:
+def test_another_clock_moves_values_in_cycles(tmp_path: Path) -> None:
     document = scaled(stored(), lambda case, quantity, unit: 0.5 if unit == "Hz" else 1.0)
     after = values_of(refitted(tmp_path, document))
     assert after["sm_clock_hz"].value == pytest.approx(0.99e9, rel=0.005)
@@ -344,7 +333,6 @@ def test_a_clock_at_another_rate_moves_what_is_read_in_cycles(tmp_path: Path) ->
     assert after["grid_barrier_s"].value == pytest.approx(9.26e-7, rel=0.01)  # read in microseconds
 
 
-@pytest.mark.slow_but_one
 @pytest.mark.parametrize("capacity_mib", [28, 39, 52])
 def test_a_planted_l2_capacity_comes_back(tmp_path: Path, capacity_mib: int) -> None:
     noise, document = random.Random(capacity_mib), stored()
@@ -360,8 +348,7 @@ def test_a_planted_l2_capacity_comes_back(tmp_path: Path, capacity_mib: int) -> 
     assert one.low <= one.value <= one.high
 
 
-@pytest.mark.slow
-def test_shares_of_all_or_nothing_do_not_fix_a_capacity(tmp_path: Path) -> None:
+def test_whole_shares_do_not_fix_a_capacity(tmp_path: Path) -> None:
     document = stored()
     for case in document["cases"]:
         if case["probe"] == "l2_survival":
@@ -397,7 +384,7 @@ def test_a_clock_that_drifted_leaves_all_cycles_undetermined(tmp_path: Path) -> 
     assert "hbm_read_bytes_per_s" not in undetermined
 
 
-def test_cases_that_are_there_twice_or_lack_a_parameter_are_not_used(tmp_path: Path) -> None:
+def test_doubled_or_incomplete_cases_are_not_used(tmp_path: Path) -> None:
     document = stored()
     document["cases"] += [one for one in document["cases"] if one["probe"] == "clocks"]
     for case in document["cases"]:
@@ -408,12 +395,12 @@ def test_cases_that_are_there_twice_or_lack_a_parameter_are_not_used(tmp_path: P
     assert undetermined["hbm_in_flight_curve"] == "a case lacks the parameter 'bytes_in_flight_per_sm'"
 
 
-def test_a_file_of_kernels_is_no_file_to_fit() -> None:
+def test_a_file_of_kernels_is_not_fitted() -> None:
     with pytest.raises(UserError, match=r"are of kernels; accepted for a fit are those of 'k3sim calibrate'"):
         fit(read_samples(DATA / "h200-kernels.json"), load_machine("h200"))
 
 
-def test_another_gpu_needs_a_base_and_measures_only_what_its_samples_say(tmp_path: Path) -> None:
+def test_another_gpu_needs_a_base(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no shipped profile is of 'NVIDIA X1'; give one to start from with --base"):
         base_of("NVIDIA X1")
     assert base_of("NVIDIA X1", "h100").name == "h100"
@@ -424,7 +411,7 @@ def test_another_gpu_needs_a_base_and_measures_only_what_its_samples_say(tmp_pat
     entries = found.profile("x1")["values"]
     assert entries["hbm_latency_s"]["kind"] == "measured"
     assert entries["grid_barrier_s"]["kind"] == "inferred"
-    assert entries["grid_barrier_s"]["note"].startswith("Carried over from h200. ")
+    assert entries["grid_barrier_s"]["note"].startswith("Inferred from h200. ")
     assert found.undetermined["grid_barrier_s"] == "no stable sample of grid_barrier_s"
     assert machine_of(found.profile("x1"), "x1").name == "x1"
 
@@ -432,7 +419,6 @@ def test_another_gpu_needs_a_base_and_measures_only_what_its_samples_say(tmp_pat
 # -- seeds and rounding ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_seed_moves_the_bootstrap_and_nothing_else() -> None:
     again, other = (fit(shipped().file, load_machine("h200"), seed) for seed in (0, 7))
     assert again.fitted == shipped().fitted
@@ -477,7 +463,7 @@ def planted_shapes(machine: Machine, noise: float = 0.004) -> list[Shape]:
     ]
 
 
-def test_kernels_give_planted_values_and_say_which_they_do_not_depend_on() -> None:
+def test_kernels_give_planted_values() -> None:
     h200 = load_machine("h200")
     planted = replace(h200, tensor_core_setup_s=2.4e-6, hbm_read_bytes_per_s=4.2e12)
     parameters = {
