@@ -200,6 +200,7 @@ def scenario(tmp_path: Path, **figure: Any) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_every_claim_has_a_verdict_or_need() -> None:
     loaded = [scenarios.load_scenario(path) for path in scenarios.shipped_scenarios()]
     assert len(loaded) == 8
@@ -263,6 +264,7 @@ def test_speculation_counts_once_the_workload_has_it() -> None:
 # -- sensitivity ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_found_factor_moves_the_verdict() -> None:
     (found,) = sensitivity.sensitivity("coding-agents", num_values=4, num_draws=3)
     assert [one.swing for one in found.values] == sorted((one.swing for one in found.values), reverse=True)

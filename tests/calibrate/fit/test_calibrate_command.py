@@ -67,6 +67,7 @@ def test_a_refit_writes_the_profile_and_a_page(folder: Path, capsys: Capture) ->
     assert "tensor_core_setup_s" in text and "http-equiv=\"Content-Security-Policy\"" in text
 
 
+@pytest.mark.slow
 def test_a_refit_prints_a_table(folder: Path, capsys: Capture) -> None:
     assert run("calibrate", "--from", str(DATA / "h200-primitives.json"), "--machine-out", "mine.json") == 0
     shown = capsys.readouterr().out
@@ -114,6 +115,7 @@ def test_samples_are_named_after_the_gpu() -> None:
     assert calibration.default_samples("NVIDIA GB300") == Path("gb300-primitives.json")
 
 
+@pytest.mark.slow
 def test_on_a_gpu_it_measures_and_fits(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +176,7 @@ def test_on_a_gpu_it_measures_and_fits(
 # -- check ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_check_prints_every_kind(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +198,7 @@ def test_a_check_prints_every_kind(
     assert "1 steps, none in a fit" in shown and "skinny_gemv 6288x7168, 1 row" in shown
 
 
+@pytest.mark.slow
 def test_no_step_and_no_kernel_gave_a_value() -> None:
     cases = check(load_machine("h200"), num_draws=2, kinds=("probe", "kernel"))
     used = [one.label for one in cases if one.kind == "kernel" and one.used_in_fit]
@@ -243,6 +247,7 @@ def test_the_page_escapes_what_it_shows() -> None:
     assert figures["against"]["data"][1]["text"] == ["</script><b>"]
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(folder: Path) -> None:
     document: dict[str, Any] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     assert document["nbformat"] == 4

@@ -190,6 +190,7 @@ PLANTED_READINGS = {
 }
 
 
+@pytest.mark.slow_but_one
 @pytest.mark.parametrize("name", PLANTED_READINGS)
 def test_a_reading_moves_its_value_alone(tmp_path: Path, name: str) -> None:
     probe, quantity, factor = PLANTED_READINGS[name]
@@ -216,6 +217,7 @@ def planted_medians(document: Document, probe: str, quantity: str, value: Callab
                     run[:3] = [planted * (1 + noise.uniform(-NOISE, NOISE))] * 3
 
 
+@pytest.mark.slow
 def test_planted_chains_come_back(tmp_path: Path) -> None:
     """0.12 us behind the release, 0.2 a load, 0.09 a sum over a warp."""
     document = stored()
@@ -229,6 +231,7 @@ def test_planted_chains_come_back(tmp_path: Path) -> None:
     assert after["kernel_exit_warm_s"].value == pytest.approx(0.12e-6, abs=0.015e-6)  # the flush is rounded
 
 
+@pytest.mark.slow
 def test_planted_inputs_come_back(tmp_path: Path) -> None:
     """200 GB/s an SM by rows; by fragments 50 GB/s an SM where 28 ask, and 2.8 TB/s where 112 do."""
     document = stored()
@@ -246,6 +249,7 @@ def test_planted_inputs_come_back(tmp_path: Path) -> None:
     assert after["l2_fragment_bytes_per_s"].value == pytest.approx(2.8e12, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_chain_of_two_sizes_gives_no_line(tmp_path: Path) -> None:
     document = stored()
     document["cases"] = [
@@ -254,6 +258,7 @@ def test_a_chain_of_two_sizes_gives_no_line(tmp_path: Path) -> None:
     assert "2 stable samples of chained by warp_sums" in refitted(tmp_path, document).undetermined["warp_sum_s"]
 
 
+@pytest.mark.slow
 def test_a_planted_queue_comes_back(tmp_path: Path) -> None:
     """L2 hits that wait 0.44 of what a queue is longer than 0.9 us."""
     document = stored()
@@ -272,6 +277,7 @@ def test_a_planted_queue_comes_back(tmp_path: Path) -> None:
     assert {after[name].how for name in ("l2_hit_queueing_fraction", "hbm_queue_threshold_s")} == {"joint"}
 
 
+@pytest.mark.slow
 def test_a_steady_queue_is_not_guessed(tmp_path: Path) -> None:
     document = stored()
     planted_medians(document, "loads_beside_stream", "mean_in_l2", lambda parameters: 700.0)
@@ -280,6 +286,7 @@ def test_a_steady_queue_is_not_guessed(tmp_path: Path) -> None:
     assert "does not grow with the queue" in found.undetermined["hbm_queue_threshold_s"]
 
 
+@pytest.mark.slow
 def test_a_planted_utilisation_comes_back(tmp_path: Path) -> None:
     document = stored()
     shares = {32768: 0.86, 131072: 1.0}
@@ -290,6 +297,7 @@ def test_a_planted_utilisation_comes_back(tmp_path: Path) -> None:
     assert values_of(refitted(tmp_path, document))["l2_queueing_utilisation"].value == pytest.approx(0.86, abs=0.011)
 
 
+@pytest.mark.slow
 def test_a_planted_prefetch_rate_comes_back(tmp_path: Path) -> None:
     """Eight SMs at 150 GB/s each, of whose lines nine in ten are seen."""
     document = stored()
@@ -306,6 +314,7 @@ def test_a_planted_prefetch_rate_comes_back(tmp_path: Path) -> None:
     assert one.value == pytest.approx(150e9, rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_planted_loss_of_uneven_grids_comes_back(tmp_path: Path) -> None:
     """96 of 132 SMs: 60 blocks share 30 pairs, which loses 15/16 of the most that can be lost."""
     document = stored()
@@ -317,6 +326,7 @@ def test_a_planted_loss_of_uneven_grids_comes_back(tmp_path: Path) -> None:
     assert values_of(refitted(tmp_path, document))["hbm_partial_grid_loss"].value == pytest.approx(0.15, rel=0.06)
 
 
+@pytest.mark.slow
 def test_a_planted_fork_comes_back(tmp_path: Path) -> None:
     document = stored()
     for probe in ("graph_join", "graph_fork_join"):
@@ -325,6 +335,7 @@ def test_a_planted_fork_comes_back(tmp_path: Path) -> None:
     assert values_of(refitted(tmp_path, document))["fork_s"].value == pytest.approx(0.25e-6, rel=0.05)
 
 
+@pytest.mark.slow
 def test_another_clock_moves_values_in_cycles(tmp_path: Path) -> None:
     document = scaled(stored(), lambda case, quantity, unit: 0.5 if unit == "Hz" else 1.0)
     after = values_of(refitted(tmp_path, document))
@@ -333,6 +344,7 @@ def test_another_clock_moves_values_in_cycles(tmp_path: Path) -> None:
     assert after["grid_barrier_s"].value == pytest.approx(9.26e-7, rel=0.01)  # read in microseconds
 
 
+@pytest.mark.slow_but_one
 @pytest.mark.parametrize("capacity_mib", [28, 39, 52])
 def test_a_planted_l2_capacity_comes_back(tmp_path: Path, capacity_mib: int) -> None:
     noise, document = random.Random(capacity_mib), stored()
@@ -348,6 +360,7 @@ def test_a_planted_l2_capacity_comes_back(tmp_path: Path, capacity_mib: int) -> 
     assert one.low <= one.value <= one.high
 
 
+@pytest.mark.slow
 def test_whole_shares_do_not_fix_a_capacity(tmp_path: Path) -> None:
     document = stored()
     for case in document["cases"]:
@@ -419,6 +432,7 @@ def test_another_gpu_needs_a_base(tmp_path: Path) -> None:
 # -- seeds and rounding ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_seed_moves_the_bootstrap_and_nothing_else() -> None:
     again, other = (fit(shipped().file, load_machine("h200"), seed) for seed in (0, 7))
     assert again.fitted == shipped().fitted
