@@ -51,7 +51,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "sim.machine": (),
     "sim.units": (),
     "sim.export.document": (),
-    "sim.timeline": ("model", "model.names", "model.documents", "kernels.work", "kernels.costs", "sim.export.document"),
+    "sim.timeline": (
+        "model", "model.names", "model.documents", "model.paths", "kernels.work", "kernels.costs",
+        "sim.export.document",
+    ),
     "sim.components": ("model", "kernels.work", "kernels.costs", "sim.machine", "sim.units", "sim.timeline"),
     "sim": (
         "model", "model.names", "model.documents", "model.paths", "kernels.work", "kernels.costs", "sim.machine",

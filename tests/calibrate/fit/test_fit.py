@@ -477,6 +477,7 @@ def planted_shapes(machine: Machine, noise: float = 0.004) -> list[Shape]:
     ]
 
 
+@pytest.mark.slow
 def test_kernels_give_planted_values() -> None:
     h200 = load_machine("h200")
     planted = replace(h200, tensor_core_setup_s=2.4e-6, hbm_read_bytes_per_s=4.2e12)
