@@ -162,7 +162,7 @@ def test_bad_commands(capsys: Capture, out: Path, arguments: str, words: list[st
 
 
 @pytest.mark.parametrize("below", ["", "/deeper", "/deeper/still"])
-def test_a_file_in_the_place_of_the_output_folder_is_refused_and_kept(capsys: Capture, out: Path, below: str) -> None:
+def test_a_file_in_the_folders_place_is_kept(capsys: Capture, out: Path, below: str) -> None:
     # Permissions say nothing to the superuser; a path through a regular file is impossible for everybody.
     out.write_text("mine")
     assert "cannot make the output folder" in refusal(capsys, "timeline", "--out", f"{out}{below}")
@@ -170,7 +170,7 @@ def test_a_file_in_the_place_of_the_output_folder_is_refused_and_kept(capsys: Ca
     assert out.read_text() == "mine"
 
 
-def test_a_folder_in_the_place_of_an_output_file_is_refused(capsys: Capture, out: Path) -> None:
+def test_a_folder_in_a_files_place_is_refused(capsys: Capture, out: Path) -> None:
     (out / "timeline.html").mkdir(parents=True)
     assert "stands where a file of the report goes" in refusal(capsys, "timeline", "--out", str(out))
     assert [path.name for path in out.rglob("*")] == ["timeline.html"]
@@ -252,7 +252,7 @@ def test_refusals_of_a_fresh_process(tmp_path: Path) -> None:
 # -- help -----------------------------------------------------------------------------------------------------------
 
 
-def test_help_lists_the_commands_and_is_what_no_argument_gives(capsys: Capture) -> None:
+def test_help_lists_every_command_uncut(capsys: Capture) -> None:
     assert run("--help") == 0
     text = capsys.readouterr().out
     for word in (*COMMANDS, "Example: k3sim timeline --concurrency 1"):
@@ -289,7 +289,7 @@ sys.stderr.write(" ".join(name for name in heavy if name in sys.modules))
 # -- what a run leaves ----------------------------------------------------------------------------------------------
 
 
-def test_a_run_prints_a_table_and_writes_four_whole_files(capsys: Capture, out: Path) -> None:
+def test_a_run_prints_tables_and_writes_four_files(capsys: Capture, out: Path) -> None:
     assert run("timeline", "--concurrency", "1", "--out", str(out)) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -338,7 +338,7 @@ def test_the_command_in_the_document_reproduces_it(capsys: Capture, out: Path, o
     assert capsys.readouterr().out == first
 
 
-def test_a_comparison_writes_three_files_and_its_command_reproduces_it(capsys: Capture, out: Path) -> None:
+def test_the_command_of_a_comparison_reproduces_it(capsys: Capture, out: Path) -> None:
     arguments = [
         "path=stock,tp=8",
         "with=fused-allreduce+l2-prefetch",
@@ -416,7 +416,7 @@ def _sees_a_gpu() -> bool:
 
 
 @pytest.mark.parametrize("command", ["check", "bench"])
-def test_without_a_gpu_a_kernel_command_names_the_extra(capsys: Capture, out: Path, command: str) -> None:
+def test_without_a_gpu_kernels_name_the_extra(capsys: Capture, out: Path, command: str) -> None:
     if _sees_a_gpu():
         pytest.skip("a GPU is present")
     assert "pip install 'k3sim[gpu]'" in refusal(capsys, "kernels", command)
@@ -430,7 +430,7 @@ CHECKED = (
 
 
 @pytest.mark.parametrize(("number", "status"), [(1, 0), (2, 1)])
-def test_check_prints_a_line_a_case_and_fails_with_one(
+def test_check_fails_with_one_of_its_cases(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, number: int, status: int
 ) -> None:
     asked: dict[str, Any] = {}

@@ -87,7 +87,7 @@ def test_derived_numbers_agree(document: dict[str, Any]) -> None:
     assert sum(one["us"] for one in document["critical_path"]) == pytest.approx(document["step_us"])
 
 
-def test_stages_are_the_kernels_of_all_layers_by_start(document: dict[str, Any]) -> None:
+def test_stages_are_all_layers_kernels_by_start(document: dict[str, Any]) -> None:
     stages = document["stages"]
     assert all(list(one) == STAGE for one in stages)
     assert {one["layer"] for one in stages} == set(range(-1, 94))
@@ -146,7 +146,7 @@ def test_unknown_options_of_the_api() -> None:
         k3sim.predict(tp=3)
 
 
-def test_nothing_that_is_not_a_number_can_be_written() -> None:
+def test_what_is_no_number_is_not_written() -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         dump_json({"step_us": float("nan")})
 

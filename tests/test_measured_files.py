@@ -93,7 +93,7 @@ def test_a_decode_leaves_file_page_and_trace(
     assert [path.name for path in Path("bare").iterdir()] == ["measured.json"]
 
 
-def test_a_report_prints_the_parts_and_the_stages_that_hold_most(work: Path, capsys: Capture) -> None:
+def test_a_report_prints_parts_and_largest_stages(work: Path, capsys: Capture) -> None:
     assert run("report", str(STORED), "--out", "out") == 0
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -102,7 +102,7 @@ def test_a_report_prints_the_parts_and_the_stages_that_hold_most(work: Path, cap
         assert word in captured.out
 
 
-def test_a_file_of_before_calls_were_kept_gets_them_from_the_program(work: Path, capsys: Capture) -> None:
+def test_files_without_calls_get_them_from_the_program(work: Path, capsys: Capture) -> None:
     for options in ({}, {"path": "stock"}, {"without": ("fused-allreduce",)}):
         document = measured(**options).to_dict()
         old = {key: value for key, value in document.items() if key not in ("waits_us", "critical_path", "profiled_us")}
@@ -115,7 +115,7 @@ def test_a_file_of_before_calls_were_kept_gets_them_from_the_program(work: Path,
     assert "given.json: its kernels are not those that" in capsys.readouterr().err
 
 
-def test_a_comparison_of_files_has_parts_by_one_rule(work: Path, capsys: Capture) -> None:
+def test_compared_files_have_parts_by_one_rule(work: Path, capsys: Capture) -> None:
     assert run("timeline", "--machine", "h200", "--kernels", "own", "--no-skew", "--out", "predicted") == 0
     capsys.readouterr()
     assert run("compare", str(STORED), "predicted/timeline.json", "--json") == 0
@@ -136,7 +136,7 @@ def test_a_comparison_of_files_has_parts_by_one_rule(work: Path, capsys: Capture
         assert word in text
 
 
-def test_a_step_that_was_not_profiled_compares_by_nothing_but_says_so(work: Path, capsys: Capture) -> None:
+def test_a_file_without_parts_says_so(work: Path, capsys: Capture) -> None:
     document = measured().to_dict()
     public = {**document, "measured": False, "command": "k3sim timeline"}
     del public["waits_us"]
