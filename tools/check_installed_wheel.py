@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("model", "kernels", "sim", "calibrate", "k3sim")
-MAX_MEGABYTES = 300
+MAX_MEGABYTES = 200
 OF_THE_ENVIRONMENT = {"pip", "setuptools"}  # not brought by the wheel
 UNWANTED = {"torch", "nvidia-cutlass-dsl", "triton"}
 WRITTEN = ["stages.csv", "timeline.html", "timeline.json", "timeline.pftrace"]

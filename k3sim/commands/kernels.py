@@ -138,6 +138,9 @@ def bench_kernels(
     """
     from k3sim.kernels.harness.measure import measure, row_line
 
+    def say(row: dict[str, Any]) -> None:
+        sys.stderr.write(row_line(row) + "\n")
+
     document = measure(
         operators or (),
         out=None if out is None else Path(out),
@@ -145,7 +148,7 @@ def bench_kernels(
         budget_s=budget_s,
         resume=resume,
         seed=seed,
-        on_row=lambda row: sys.stderr.write(row_line(row) + "\n"),
+        on_row=say,
     )
     if json_output:
         output.print_json(output.versioned(document))
