@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tiny import PS, TINY, call, counter_bytes, kernel, reads, simulate, spans, stream, work
 
-from k3sim.kernels.work import Barrier, Pass, ReadKind
+from k3sim.kernels.work import Barrier, MachineCode, Pass, ReadKind
 from k3sim.sim.timeline.critical_path import Part, critical_path, waits_ps
 
 Patch = pytest.MonkeyPatch
@@ -65,4 +65,43 @@ def test_the_next_pass_loads_during_the_barrier(monkeypatch: Patch) -> None:
         ("reduce", 2100, 2400),
         ("latency", 2400, 2430),
         ("weights", 2430, 2600),
+    ]
+
+
+def test_phases_follow_in_the_order_of_time(monkeypatch: Patch) -> None:
+    """A kernel of two passes behind a PDL edge, which reads early, runs cold code, reduces, and pushes."""
+    machine = replace(
+        TINY, kernel_prologue_s=50 * PS, kernel_exit_cold_s=300 * PS, kernel_exit_warm_s=80 * PS,
+        instruction_s=2 * PS, cold_instruction_s=5 * PS,
+    )  # fmt: skip
+    first = Pass(
+        reads=(reads(1000, early=True), reads(200)), num_dependent_loads=4, num_block_reductions=1,
+        barrier=Barrier.CLUSTER, num_barriers=1,
+    )  # fmt: skip
+    state = reads(300, kind=ReadKind.KV_STATE)
+    second = Pass(reads=(state,), num_address_loads=1, flops=4000.0, num_block_reductions=2)
+    works = {"a": stream(3000), "b": work(first, second, sent_bytes_per_peer=100)}
+    codes = {"a": MachineCode(), "b": MachineCode(num_bytes=1000, serial_instructions=20)}
+    calls = [call(0, "a", trigger="start"), call(1, "b", launch="pdl", sends="x")]
+    timeline = simulate(monkeypatch, works, calls, machine, codes=codes)
+    # a's 3000 bytes and b's early 1000 are through 4000 ps after 1150 (and one, since rates are whole).
+    assert spans(kernel(timeline, "a"))[-2:] == [("weights", 1150, 5151), ("drain", 5151, 5451)]
+    assert spans(kernel(timeline, "b")) == [
+        ("launch", 1050, 2100),  # PDL trigger to launch, prologue
+        ("dependency", 2100, 5451),
+        ("release", 5451, 5951),
+        ("compute", 5951, 6051),  # 20 instructions, 5 ps each
+        ("latency", 6051, 6091),  # four round trips to L2
+        ("ramp", 6091, 6191),  # the load pipeline has drained
+        ("weights", 6191, 6391),
+        ("latency", 6391, 6398),
+        ("reduce", 6398, 6418),
+        ("latency", 6418, 6428),  # the address of the state
+        ("ramp", 6428, 6528),
+        ("kv and state", 6528, 6828),
+        ("compute", 6828, 6928),  # 4000 flops take 400 ps beside 300 bytes
+        ("latency", 6928, 6942),
+        ("drain", 6942, 7162),
+        ("send", 7162, 7262),
+        ("drain", 7262, 7342),  # of 300 ps, 80 behind the push
     ]
