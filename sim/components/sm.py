@@ -80,11 +80,13 @@ class Sm:
         each, more = divmod(block.warps, NUM_PARTITIONS)
         wanted = [each * block.registers_per_warp] * NUM_PARTITIONS
         if more:
-            emptiest = sorted(range(NUM_PARTITIONS), key=lambda one: (-self.partitions[one], one))
+            # The emptiest first, of equal ones the first: reversed sorting keeps their order.
+            emptiest = sorted(range(NUM_PARTITIONS), key=self.partitions.__getitem__, reverse=True)
             for partition in emptiest[:more]:
                 wanted[partition] += block.registers_per_warp
-        if any(need > free for need, free in zip(wanted, self.partitions, strict=True)):
-            return None
+        for need, free in zip(wanted, self.partitions, strict=True):
+            if need > free:
+                return None
         return wanted
 
     def allocate(self, block: BlockResources, registers: Sequence[int]) -> None:
