@@ -43,7 +43,7 @@ def test_tensor_and_element_counts_equal_the_safetensors_headers(k3: Architectur
     assert elements["bfloat16"] == 57_179_884_544
 
 
-def test_every_group_has_the_size_of_its_tensors_in_the_checkpoint(k3: Architecture) -> None:
+def test_every_group_has_its_checkpoint_tensors_size(k3: Architecture) -> None:
     group_bytes: Counter[str] = Counter()
     for tensor in tensors(k3):
         group_bytes[tensor.group] += tensor.num_bytes * tensor.count
@@ -65,7 +65,7 @@ def test_parameters_of_one_layer_of_each_kind(k3: Architecture) -> None:
     assert one_layer_parameters(k3, "dense", 1) == 726_663_168
 
 
-def test_active_parameters_count_the_lm_head_but_not_the_embedding(k3: Architecture) -> None:
+def test_active_parameters_count_lm_head_but_not_embedding(k3: Architecture) -> None:
     assert active_parameters(k3) == 104_189_614_848
     assert total_parameters(k3) == 2_779_931_837_184
 

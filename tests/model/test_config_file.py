@@ -160,7 +160,7 @@ SIZE = "a whole number from 1 to 2147483647"
         ("vision_config", "merge_kernel_size", [], "merge_kernel_size is [], accepted: a list that is not empty"),
     ],
 )
-def test_a_wrong_field_is_named_with_what_is_accepted(
+def test_a_wrong_field_is_named_with_accepted_values(
     write: Write, section: str, name: str, value: object, shown: str
 ) -> None:
     assert shown in refusal(write(changed(section, name, value)))
@@ -244,7 +244,7 @@ JSON_VALUES = st.recursive(
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(sorted(CONFIG["text_config"])), value=JSON_VALUES)
-def test_any_value_in_any_field_loads_or_is_refused(tmp_path: Path, name: str, value: object) -> None:
+def test_any_value_anywhere_loads_or_is_refused(tmp_path: Path, name: str, value: object) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(changed("text_config", name, value)))
     try:

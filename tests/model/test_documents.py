@@ -167,7 +167,7 @@ def faults(text: str) -> str:
     return str(caught.value)
 
 
-def test_all_faults_are_said_with_field_value_and_line() -> None:
+def test_all_faults_name_field_value_and_line() -> None:
     text = """{"titel": "x", "parts": [
  {"name": "kdaa", "count": 10, "share": NaN},
  {"count": true, "welded": 1, "cuont": 2},

@@ -98,7 +98,7 @@ def test_absorbed_products_are_batched_by_head() -> None:
     assert matrices["mla.q_b"].num_batches == 1
 
 
-def test_padding_changes_the_expert_slice_at_tp16_and_not_at_tp8() -> None:
+def test_padding_changes_expert_slices_at_tp16_not_tp8() -> None:
     w13, w2 = (rank_matrices(K3, TP16_PADDED)[f"moe.expert_{part}"] for part in ("w13", "w2"))
     assert (w13.num_outputs, w13.num_outputs_unpadded, 16 * w13.num_bytes) == (512, 384, 15_597_568)
     assert (w2.num_outputs, w2.depth, 16 * w2.num_bytes) == (3584, 256, 7_798_784)
@@ -152,7 +152,7 @@ def test_resident_weights_agree_with_what_serving_reports() -> None:
     assert 4 * padded_experts == pytest.approx(120.5e9, rel=0.01)
 
 
-def test_weights_of_one_rank_holding_everything_are_the_text_checkpoint() -> None:
+def test_one_ranks_weights_are_the_text_checkpoint() -> None:
     packed_rows = 4 * 12288 + 128 + 96
     in_proj_padding = 69 * (-packed_rows % 16) * 7168 * 2
     unused_decay_entries = 69 * (128 - 96) * 4
@@ -165,7 +165,7 @@ def test_sharding_the_latent_projections_saves_their_copies() -> None:
     assert saved == 92 * 2 * 51_380_224 * 15 // 16
 
 
-def test_cache_and_state_scale_with_requests_and_split_over_ranks() -> None:
+def test_cache_and_state_scale_with_requests() -> None:
     assert resident(TP8).kv_cache == 24 * 576 * 8192
     assert resident(TP8).kda_state == 69 * (786_432 + 27_648)
     assert resident(TP8, context=1_048_576).kv_cache == pytest.approx(14.5e9, rel=0.01)
@@ -191,7 +191,7 @@ def fits(layout: Layout, **changes: Any) -> None:
     check_fits(K3, layout, hbm_capacity_bytes=H200_BYTES, machine_name="h200", **given_values)
 
 
-def test_a_rank_that_does_not_fit_names_the_excess_and_what_fits() -> None:
+def test_a_rank_too_large_names_what_fits() -> None:
     fits(TP16)
     with pytest.raises(UserError) as caught:
         fits(TP8)
@@ -244,14 +244,14 @@ def test_tags_are_short_and_ordered() -> None:
         (Layout(dp=1.5), "dp=1.5 is not an integer"),  # type: ignore[arg-type]
     ],
 )
-def test_layouts_that_do_not_divide_the_model_are_refused(layout: Layout, shown: str) -> None:
+def test_layouts_must_divide_the_model(layout: Layout, shown: str) -> None:
     with pytest.raises(UserError) as caught:
         rank_matrices(K3, layout)
     assert shown in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_power_of_two_that_does_not_divide_names_the_width() -> None:
+def test_an_impossible_power_of_two_names_the_width() -> None:
     uneven: Architecture = dataclasses.replace(K3, vocab_size=163_844)
     assert accepted_tp(uneven) == (1, 2, 4)
     with pytest.raises(UserError, match="it does not divide 163844 vocabulary; accepted: 1, 2, 4"):

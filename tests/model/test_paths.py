@@ -72,7 +72,7 @@ def test_refusals(name: str, given: dict[str, Any], message: str) -> None:
         (Layout(tp=4), 1, "tp=4: an expert's slice is 768 wide.*192 and 384; accepted: tp 8 or 16"),
     ],
 )
-def test_what_the_project_has_no_kernels_for_is_refused(layout: Layout, rows: int, message: str) -> None:
+def test_paths_without_own_kernels_are_refused(layout: Layout, rows: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_own(K3, layout, rows)
 
@@ -89,12 +89,12 @@ def test_a_name_that_resembles_nothing_gets_no_hint() -> None:
     assert "did you mean" not in str(refusal.value)
 
 
-def test_every_operator_has_a_cost_and_every_cost_a_row() -> None:
+def test_every_operator_has_a_cost_and_row() -> None:
     # The fastest public product for each shape is what public tables time; the paths run what an engine picks.
     assert {row.operator for row in ROWS} - {"host"} == set(all_costs()) - {"skinny_gemv.low_latency"}
 
 
-def test_every_weight_and_dimension_that_a_row_names_exists() -> None:
+def test_every_named_weight_and_dimension_exists() -> None:
     matrices = set(rank_matrices(K3, Layout()))
     known = set(dimensions(K3, Layout(), Workload(), 0.0)) | {"sources", "ffn_sources"}
     for row in ROWS:

@@ -69,7 +69,7 @@ def test_weight_bytes_of_stock_at_tp16_by_hand() -> None:
     assert weight_bytes(program("stock", Layout(tp=16, pad_experts=True))) == expected
 
 
-def test_each_weight_is_read_once_a_step_and_by_the_layer_that_owns_it() -> None:
+def test_each_weight_is_read_once_by_its_layer() -> None:
     for path in PATHS:
         seen: Counter[str] = Counter()
         for call in program(path).calls:
@@ -147,7 +147,7 @@ def test_one_rank_exchanges_nothing() -> None:
         assert not any(call.sends or call.receives for call in program(path, Layout(tp=1)).calls)
 
 
-def test_context_parallel_adds_two_exchanges_to_each_full_attention_layer() -> None:
+def test_context_parallel_adds_two_exchanges_a_full_layer() -> None:
     for path in PATHS:
         plain, spread = (program(path, Layout(tp=8, dcp=dcp)) for dcp in (1, 4))
         extra = Counter(call.sends for call in spread.calls) - Counter(call.sends for call in plain.calls)
@@ -217,7 +217,7 @@ def test_every_set_of_switches_builds(switches: tuple[str, ...]) -> None:
         check(program(path, layout, Workload(concurrency=concurrency), only_layers=(0, 1, 2, 3, 4)))
 
 
-def test_a_kernel_waits_for_the_most_recent_call_of_another_stream() -> None:
+def test_a_kernel_waits_for_another_streams_latest_call() -> None:
     one = program("stock", Layout(tp=8))
     for layer in (1, 50, 92):
         here: dict[str, Call] = {call.stage: call for call in one.calls if call.layer == layer}
@@ -229,7 +229,7 @@ def test_a_kernel_waits_for_the_most_recent_call_of_another_stream() -> None:
     assert first.receives != second.receives
 
 
-def test_the_fused_path_receives_what_the_layer_before_sent() -> None:
+def test_the_fused_path_receives_from_the_layer_before() -> None:
     one = program("fused", Layout(tp=8))
     at = {(call.layer, call.stage): call for call in one.calls}
     assert at[0, "attn_res.mixer"].receives == (at[-1, "embed.push"].index,)

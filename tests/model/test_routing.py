@@ -85,7 +85,7 @@ def test_the_busiest_of_two_ranks_by_hand() -> None:
     skew=st.floats(0, 4),
     rows=st.integers(1, 50),
 )
-def test_probabilities_sum_to_top_k_and_more_rows_touch_more_experts(
+def test_probabilities_sum_to_top_k_whatever_the_rows(
     num_experts: int, top_k_share: float, skew: float, rows: int
 ) -> None:
     top_k = max(1, round(top_k_share * num_experts))
@@ -100,7 +100,7 @@ def test_probabilities_sum_to_top_k_and_more_rows_touch_more_experts(
     assert distinct <= expected_distinct_experts(num_experts, top_k, rows, 0.0) + 1e-9
 
 
-def test_popular_experts_are_capped_and_the_rest_share_what_remains() -> None:
+def test_popular_experts_are_capped_and_others_share() -> None:
     first, second, third = inclusion_probabilities(3, 2, 2.0)
     # 2 x 1 / (1 + 1/4 + 1/9) > 1, so the first is certain; one pick is left for weights 1/4 and 1/9.
     assert (first, second, third) == pytest.approx((1, 9 / 13, 4 / 13))
