@@ -47,7 +47,7 @@ def test_two_runs_give_the_same_bytes(tmp_path: Path, small: str, options: str) 
     assert first["stdout"] == first["timeline.json"]
 
 
-def test_another_seed_gives_another_step_when_skew_is_sampled_and_only_then(tmp_path: Path, small: str) -> None:
+def test_the_seed_matters_only_to_sampled_skew(tmp_path: Path, small: str) -> None:
     def step_us(name: str, *options: str) -> float:
         value = json.loads(run(tmp_path / name, "0", "--model", small, "--tp", "4", *options)["stdout"])["step_us"]
         assert isinstance(value, float)

@@ -46,7 +46,7 @@ def test_version_is_one_number_everywhere(project: dict[str, Any]) -> None:
     assert latest.group(1) == k3sim.__version__
 
 
-def test_every_public_name_exists_and_nothing_else_looks_public() -> None:
+def test_the_public_names_are_all_and_only_these() -> None:
     assert sorted(k3sim.__all__) == list(k3sim.__all__)
     assert all(hasattr(k3sim, name) for name in k3sim.__all__)
     own = {
