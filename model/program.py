@@ -177,7 +177,6 @@ def build_program(
             add(row, layer, kind, architecture.attn_res_sources(layer, "mixer"), next_layer)
         for row in ffn_table:
             add(row, layer, kind, architecture.attn_res_sources(layer, "ffn"), next_layer)
-    final_sources = architecture.attn_res_sources(architecture.num_layers, "mixer")
     for row in path.tables[HEAD]:
-        add(row, architecture.num_layers, HEAD, final_sources, None)
+        add(row, architecture.num_layers, HEAD, architecture.attn_res_sources(architecture.num_layers, "mixer"), None)
     return Program(path=path, num_ranks=layout.tp, layers=kept, calls=tuple(calls))

@@ -23,7 +23,6 @@ LONG_FUNCTIONS: dict[str, str] = {
     "kernels/mla_decode/kernel.py _mla_decode": "one pass over the cache",
     "kernels/mla_prep/kernel.py _prepare_head": "one head",
     "kernels/proj_allreduce/kernel.py _consume_row": "one row",
-    "model/program.py build_program": "being split",
 }
 
 

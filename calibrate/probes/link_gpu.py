@@ -27,7 +27,7 @@ class LinkGpu(Gpu):
         import torch
         from cuda.bindings import driver  # type: ignore[import-not-found, unused-ignore]
 
-        from k3sim.kernels.multi_gpu.check import Group
+        from k3sim.kernels.multi_gpu.group import Group
 
         self.torch, self.driver = torch, driver
         self.group = Group()

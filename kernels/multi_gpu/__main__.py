@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from k3sim.errors import UserError
-from k3sim.kernels.multi_gpu.check import NUM_REPLAYS, Compared, check_hand_overs, check_options, write_rows
+from k3sim.kernels.multi_gpu.check import NUM_REPLAYS, check_hand_overs, check_options, write_rows
+from k3sim.kernels.multi_gpu.compared import Compared
 from k3sim.kernels.multi_gpu.processes import check_gpus, run_processes
 
 MODULE = "k3sim.kernels.multi_gpu"

@@ -21,104 +21,24 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from k3sim.errors import UserError
+from k3sim.kernels.multi_gpu.compared import LATE_US, SKEW_US, Compared
 from k3sim.kernels.multi_gpu.delay import Delay
+from k3sim.kernels.multi_gpu.group import Group
 from k3sim.kernels.multi_gpu.hand_overs import BLOCK_BYTES, HAND_OVERS, Arena, HandOver
-from k3sim.kernels.multi_gpu.symmetric import SharedBlock, check_standing, local_block, symmetric_block
+from k3sim.kernels.multi_gpu.symmetric import check_standing, local_block
 
 if TYPE_CHECKING:
     import torch
 
 NUM_REPLAYS = 10_000
-LATE_US = 100_000.0
 LATE_REPLAYS = 5  # of each GPU being late
-SKEW_US = 20.0
 OPERATORS = (*HAND_OVERS, "engine")
 RANK_COUNTS = (1, 2, 4, 8, 16)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compared:
-    """What one hand-over gave. ``reason`` is empty when it passed.
-
-    ``unequal``: results, by kind of run, that differed in bits from the first run's, on all GPUs together;
-    ``between_gpus``: elements in which the first run's results differed between GPUs.
-    """
-
-    operator: str
-    case: str
-    gpus: int
-    ranks: int
-    verdicts: tuple[str, ...]
-    between_gpus: int
-    replays: dict[str, int]
-    unequal: dict[str, int]
-    seconds: float
-    reason: str
-
-    @property
-    def ok(self) -> bool:
-        return not self.reason
-
-    @property
-    def line(self) -> str:
-        runs = ", ".join(f"{name} {self.unequal[name]} of {count} replays" for name, count in self.replays.items())
-        verdict = "ok" if self.ok else f"FAILED: {self.reason}"
-        return (
-            f"{self.operator}  {self.gpus} GPUs for {self.ranks} ranks  {self.case}  unequal: {runs}  "
-            f"{self.seconds:.1f} s  {verdict}"
-        )
-
-
-class Group:
-    """The processes of a check, joined; alone it is a group of one."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self.size, self.rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        self.device = f"cuda:{torch.cuda.current_device()}"
-        if self.size > 1 and not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("nccl", device_id=torch.device(self.device))
-
-    def block(self, num_bytes: int) -> SharedBlock:
-        import torch
-
-        if self.size == 1:
-            return local_block(num_bytes, self.device)
-        return symmetric_block(num_bytes, self.device, torch.distributed.group.WORLD)
-
-    def barrier(self) -> None:
-        """Wait until this GPU is idle, and then for the other processes."""
-        import torch
-
-        torch.cuda.synchronize()
-        if self.size > 1:
-            torch.distributed.barrier()
-
-    def total(self, value: int) -> int:
-        import torch
-
-        found = torch.tensor(value, dtype=torch.int64, device=self.device)
-        if self.size > 1:
-            torch.distributed.all_reduce(found)
-        return int(found)
-
-    def differing(self, tensors: Sequence[torch.Tensor]) -> int:
-        """Bytes in which any GPU's tensors differ from those of the first."""
-        import torch
-
-        if self.size == 1:
-            return 0
-        mine = torch.cat([one.contiguous().view(torch.uint8).flatten() for one in tensors])
-        first = mine.clone()
-        torch.distributed.broadcast(first, 0)
-        return self.total(int((mine != first).sum()))
 
 
 def check_options(operators: Sequence[str], ranks: int | None, num_gpus: int, num_replays: int) -> int:

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from k3sim.kernels.multi_gpu.check import LATE_US, SKEW_US, Compared, Group
+from k3sim.kernels.multi_gpu.compared import LATE_US, SKEW_US, Compared
 from k3sim.kernels.multi_gpu.delay import Delay
+from k3sim.kernels.multi_gpu.group import Group
 
 if TYPE_CHECKING:
     import torch

@@ -32,7 +32,10 @@ class Kind(Enum):
 
     MEASURED_STEP = ("a measured step of 'k3sim decode'", "'k3sim report FILE' and 'k3sim compare FILE FILE' take it")
     PREDICTED_STEP = ("a predicted step of 'k3sim timeline'", "'k3sim compare FILE FILE' takes it")
-    MEASURED_STEPS = ("a list of whole decode steps without their kernels", "whole steps are shown one by one, and no fit may use them")
+    MEASURED_STEPS = (
+        "a list of whole decode steps without their kernels",
+        "whole steps are shown one by one, and no fit may use them",
+    )
     COMPARISON = ("a comparison of 'k3sim compare'", "no command reads it")
     PROFILE = ("a machine profile", "'k3sim timeline --machine FILE' takes it")
     CONFIG = ("a model's config.json", "'k3sim timeline --model FILE' takes it")

@@ -84,7 +84,8 @@ KDA_ROWS = (
     _row("kda.o_proj", "skinny_gemv.column_pair", ROWS, weights=("kda.o_proj",), off=(REDUCE,), **PUBLIC),
     _row("kda.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(REDUCE,), launch="pdl",
          sends="attention", receives=("attention",)),
-    _row("kda.o_proj", "proj_allreduce.produce", ROWS, weights=("kda.o_proj",), on=(REDUCE,), sends="attention", **EARLY),
+    _row("kda.o_proj", "proj_allreduce.produce", ROWS, weights=("kda.o_proj",), on=(REDUCE,),
+         sends="attention", **EARLY),
 )
 
 MLA_ROWS = (
@@ -122,7 +123,8 @@ MLA_ROWS = (
     _row("mla.o_proj", "skinny_gemv.column_pair", ROWS, weights=("mla.o_proj",), off=(REDUCE,), **PUBLIC),
     _row("mla.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(REDUCE,), launch="pdl",
          sends="attention", receives=("attention",)),
-    _row("mla.o_proj", "proj_allreduce.produce", ROWS, weights=("mla.o_proj",), on=(REDUCE,), sends="attention", **EARLY),
+    _row("mla.o_proj", "proj_allreduce.produce", ROWS, weights=("mla.o_proj",), on=(REDUCE,),
+         sends="attention", **EARLY),
 )
 
 BEFORE_FFN = (
@@ -138,7 +140,8 @@ DENSE_ROWS = (
     _row("dense.down", "skinny_gemv.column_pair", ROWS, weights=("dense.down",), off=(REDUCE,), **PUBLIC),
     _row("dense.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(REDUCE,), launch="pdl",
          sends="ffn", receives=("ffn",)),
-    _row("dense.down", "proj_allreduce.produce", ROWS, weights=("dense.down",), on=(REDUCE,), sends="residual", **EARLY),
+    _row("dense.down", "proj_allreduce.produce", ROWS, weights=("dense.down",), on=(REDUCE,),
+         sends="residual", **EARLY),
 )
 
 # The public one-launch expert kernels are built for up to eight rows (k3opt: MOEBLOCK and moe8). One row is selected

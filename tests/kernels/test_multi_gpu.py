@@ -11,7 +11,8 @@ import pytest
 from k3sim.errors import UserError
 from k3sim.kernels.multi_gpu import processes
 from k3sim.kernels.multi_gpu.__main__ import main
-from k3sim.kernels.multi_gpu.check import Compared, check_options, write_rows
+from k3sim.kernels.multi_gpu.check import check_options, write_rows
+from k3sim.kernels.multi_gpu.compared import Compared
 from k3sim.kernels.multi_gpu.symmetric import check_standing, landing, sender
 
 STANDING = [(ranks, gpus) for ranks in (1, 2, 4, 8, 16) for gpus in (1, 2, 4, 8, 16) if ranks % gpus == 0]
