@@ -9,7 +9,7 @@
 #   make wheel       the same installation, its size and contents checked, the default command run from it
 #   make docs        only the documented commands and examples
 #   make bench       start-up, speed, memory, repeatability and the kernels against their budgets
-#   make readme      rewrite what README.md and docs/measurements.md show of a run (the picture needs chromium)
+#   make readme      rewrite docs/measured.md, and what README.md and docs/accuracy.md show of a run (the picture needs chromium)
 #   make clean       remove what the targets made
 
 PYTHON ?= python3
