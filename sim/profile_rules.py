@@ -136,7 +136,7 @@ def profile_model() -> type[Record]:
             parts: dict[str, Any] = {"value": Annotated[list[Any], CURVE], "interval": Annotated[list[Any], FACTORS]}
         else:
             parts = dict.fromkeys(("value", "low", "high"), Annotated[Any, scalar(spec)])
-        own = {part: (rule, ...) for part, rule in {**parts, "unit": unit}.items()}
+        own: dict[str, Any] = {part: (rule, ...) for part, rule in {**parts, "unit": unit}.items()}
         entries[name] = (create_model(f"Entry of {name}", __base__=Entry, **own), ...)
     values = create_model("Values of a profile", __base__=Values, **entries)
     return create_model(

@@ -201,10 +201,10 @@ def faults_of(error: ValidationError, model: type[BaseModel], at: Keys) -> list[
         first.append(Fault((*at, *keys), f"has fields that have other names now: {pairs}"))
     for keys, lacking in missing.items():
         known = set(renamed.get(keys, {}).values())
-        names = [f"{name} ({accepted})" if 0 < len(accepted) <= 30 else name for name, accepted in lacking
+        lacks = [f"{name} ({accepted})" if 0 < len(accepted) <= 30 else name for name, accepted in lacking
                  if name not in known]  # fmt: skip
-        if names:
-            first.append(Fault((*at, *keys), f"lacks {cut(', '.join(names), 400)}"))
+        if lacks:
+            first.append(Fault((*at, *keys), f"lacks {cut(', '.join(lacks), 400)}"))
     return first + found
 
 
