@@ -111,15 +111,14 @@ class Report:
 
         Raises UserError where pandas is not installed.
         """
-        pandas = _pandas()
-        frame = pandas.DataFrame(stage_rows(self.main.full))
+        frame = _frame(stage_rows(self.main.full))
         frame["duration_us"] = frame["end_us"] - frame["start_us"]
         return frame
 
     def waits_frame(self) -> pandas.DataFrame:
         """Microseconds of each part (rows) on each path (columns). Raises UserError where pandas is not installed."""
         columns = {label: prediction.waits_us for label, prediction in self.labelled.items()}
-        return _pandas().DataFrame(columns, index=[part.value for part in Part]).dropna(how="all").fillna(0.0)
+        return _frame(columns, index=[part.value for part in Part]).dropna(how="all").fillna(0.0)
 
     def to_dict(self, files: Mapping[str, str] | None = None) -> dict[str, Any]:
         """The JSON document; ``docs/json.md`` describes it."""
@@ -265,13 +264,13 @@ def report_of(options: Options) -> Report:
     )
 
 
-def _pandas() -> Any:
-    """The library of data frames, which is large and which nothing else needs. Raises UserError where it is missing."""
+def _frame(*given: Any, **named: Any) -> pandas.DataFrame:
+    """A DataFrame. Its library is large, and nothing else needs it: raises UserError where it is missing."""
     try:
         import pandas
     except ImportError:
         raise UserError("a DataFrame needs pandas; pip install 'k3sim[notebooks]'") from None
-    return pandas
+    return pandas.DataFrame(*given, **named)
 
 
 def check_writable(files: Mapping[str, str]) -> None:

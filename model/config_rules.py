@@ -182,10 +182,12 @@ def _check_text(document: Document, text: Mapping[str, Any], at: Keys) -> None:
         if _is_whole(text.get(name)) and text[name] > 0 and text[name] % 32:
             document.fault((*at, name), f"is {text[name]}, accepted: a multiple of 32, the MXFP4 scale group")
     for name, most in (("num_experts_per_token", "num_experts"), ("first_k_dense_replace", "num_hidden_layers")):
-        value, limit = text.get(name), text.get(most)
+        value: Any = text.get(name)
+        limit: Any = text.get(most)
         if _is_whole(value) and _is_whole(limit) and value > limit > 0:
             document.fault((*at, name), f"is {_shown(value)}, accepted: at most {_shown(limit)} ({most})")
-    linear, num_layers = text.get("linear_attn_config"), text.get("num_hidden_layers")
+    linear: Any = text.get("linear_attn_config")
+    num_layers: Any = text.get("num_hidden_layers")
     if isinstance(linear, dict) and _is_whole(num_layers) and 0 < num_layers <= MOST_LAYERS:
         lists = [linear.get(name) for name in ("kda_layers", "full_attn_layers")]
         if all(isinstance(one, list) and all(map(_is_whole, one)) for one in lists):

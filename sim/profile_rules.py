@@ -129,6 +129,7 @@ class Values(Record):
 @lru_cache(maxsize=1)
 def profile_model() -> type[Record]:
     """The model of a profile, made from the fields of ``Machine``."""
+    make: Any = create_model  # its types do not allow fields by keyword arguments from a dictionary
     entries: dict[str, Any] = {}
     for name, spec in PROFILE_FIELDS.items():
         unit = Annotated[str, one_of(spec.metadata["unit"])]
@@ -137,8 +138,8 @@ def profile_model() -> type[Record]:
         else:
             parts = dict.fromkeys(("value", "low", "high"), Annotated[Any, scalar(spec)])
         own: dict[str, Any] = {part: (rule, ...) for part, rule in {**parts, "unit": unit}.items()}
-        entries[name] = (create_model(f"Entry of {name}", __base__=Entry, **own), ...)
-    values = create_model("Values of a profile", __base__=Values, **entries)
+        entries[name] = (make(f"Entry of {name}", __base__=Entry, **own), ...)
+    values = make("Values of a profile", __base__=Values, **entries)
     return create_model(
         "Profile",
         __base__=Record,

@@ -15,6 +15,11 @@ from k3sim.model.program import Call, Program
 if TYPE_CHECKING:
     import torch
 
+    KdaOperands = tuple[
+        torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor,
+        torch.Tensor,
+    ]  # fmt: skip
+
 # A function that yields has two halves: all ranks finish the first (the push) before any begins the second (the poll).
 CallFunction = Callable[[Rank, Call], Iterator[None] | None]
 
@@ -139,11 +144,20 @@ def by_head(rank: Rank, call: Call, name: str, num_rows: int) -> torch.Tensor:
     return rank.weight(call.layer, name).view(-1, num_rows, rank.architecture.mla.kv_lora_rank)
 
 
-def kda_operands(rank: Rank, call: Call) -> tuple[torch.Tensor, ...]:
+def kda_operands(rank: Rank, call: Call) -> KdaOperands:
     """Of a KDA step in one, in the order of the call: projections, weights, slots, both states."""
-    weights = (rank.weight(call.layer, f"kda.{name}") for name in ("f_b", "conv", "dt_bias", "a_log", "norm"))
-    states = (rank.conv_states[call.layer], rank.states[call.layer])
-    return rank.buffers["kda.projected"], *weights, rank.sequence.state_slots, *states
+    layer = call.layer
+    return (
+        rank.buffers["kda.projected"],
+        rank.weight(layer, "kda.f_b"),
+        rank.weight(layer, "kda.conv"),
+        rank.weight(layer, "kda.dt_bias"),
+        rank.weight(layer, "kda.a_log"),
+        rank.weight(layer, "kda.norm"),
+        rank.sequence.state_slots,
+        rank.conv_states[layer],
+        rank.states[layer],
+    )
 
 
 def queries(rank: Rank, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

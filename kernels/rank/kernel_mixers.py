@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from k3sim.kernels.kda_decode import launch as kda
 from k3sim.kernels.mla_decode import launch as mla
 from k3sim.kernels.mla_prep import launch as mla_prep
@@ -12,9 +10,6 @@ from k3sim.kernels.rank.state import Rank
 from k3sim.kernels.unfused import launch as unfused
 from k3sim.kernels.unfused import recurrence_launch
 from k3sim.model.program import Call
-
-if TYPE_CHECKING:
-    pass
 
 
 def _kda_heads(rank: Rank) -> int:
