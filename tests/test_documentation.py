@@ -103,7 +103,7 @@ def run_command(step: Step, folder: Path) -> None:
 
 # One page for everybody; the others take minutes. CONTRIBUTING.md changes the tree, and test_contributing.py a copy.
 RUNS = [
-    pytest.param(page, id=name_of(page), marks=[] if page.name == "tutorial.md" else pytest.mark.slow)
+    pytest.param(page, id=name_of(page), marks=[] if page.name == "json.md" else pytest.mark.slow)
     for page in PAGES
     if steps(page) and page.name != "CONTRIBUTING.md"
 ]

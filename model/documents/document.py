@@ -23,7 +23,7 @@ from k3sim.model.documents.lines import Keys, lines_of, repeated
 
 MAX_DEPTH = 40
 LARGEST_NUMBER = 1e30
-_MAX_ANSWER = 600  # characters of a refusal
+_MAX_ANSWER = 600  # characters of a refusal, the file's name apart
 _MAX_FAULT = 470
 _MAX_NAME = 120
 _MAX_VALUE = 60
@@ -78,12 +78,12 @@ class Document:
 
 
 def join(name: str, said: Sequence[str], total: int | None = None) -> str:
-    """``name: fault; fault; and N more``, at most some 600 characters long."""
+    """``name: fault; fault; and N more``, the faults at most some 600 characters long, wherever the file lies."""
     total = len(said) if total is None else total
     answer = f"{name}: {said[0]}"
     count = 1
     for one in said[1:]:
-        if len(answer) + len(one) > _MAX_ANSWER - 20:
+        if len(answer) - len(name) + len(one) > _MAX_ANSWER - 20:
             break
         answer, count = f"{answer}; {one}", count + 1
     return f"{answer}; and {total - count} more" if count < total else answer

@@ -163,6 +163,7 @@ def test_a_group_of_more_ranks_sends_more() -> None:
     assert two.predicted < eight.predicted and two.measured < eight.measured
 
 
+@pytest.mark.slow
 def test_a_check_holds_everything_over_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipped_steps, "measured_steps", list)
     cases = check(load_machine("h200"), num_draws=2)
