@@ -5,7 +5,7 @@
 #   make test-slow   the slow ones: whole steps in many layouts, fits, builds of all kernels, every documented command
 #   make kernel-tools  add torch and CUTLASS, with which make test also checks and builds the kernels; no GPU needed
 #   make lint        style
-#   make typecheck   build the wheel, install it apart, check its types as a user's checker sees them
+#   make typecheck   build the wheel, check the types of its package
 #   make wheel       the same installation, its size and contents checked, the default command run from it
 #   make docs        only the documented commands and examples
 #   make bench       start-up, speed, memory, repeatability and the kernels against their budgets
@@ -53,9 +53,9 @@ picture: $(VENV)/.base
 wheel: build/installed/.wheel
 	$(WHEEL_BIN)/python tools/check_installed_wheel.py
 
-# Types are checked on the installed package: in the tree its folders do not lie under k3sim.
-typecheck: build/installed/.mypy
-	cd build/empty && ../installed/bin/mypy --config-file ../../pyproject.toml --cache-dir ../mypy -p k3sim
+# Types are checked on the package of the wheel: in the tree its folders do not lie under k3sim.
+typecheck: build/typed/.wheel $(VENV)/.test
+	cd build/empty && MYPYPATH=../typed ../../$(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy -p k3sim
 
 clean:
 	rm -rf $(VENV) build k3sim-out k3sim.egg-info
@@ -82,6 +82,7 @@ build/installed/.wheel: $(shell git ls-files '*.py' '*.json' pyproject.toml 2>/d
 	$(WHEEL_BIN)/python $(PIP_INSTALL) build/dist/k3sim-*.whl
 	touch $@
 
-build/installed/.mypy: build/installed/.wheel
-	$(WHEEL_BIN)/python $(PIP_INSTALL) 'mypy>=1.18' 'pandas-stubs>=2.1'
+build/typed/.wheel: build/installed/.wheel
+	rm -rf build/typed
+	$(WHEEL_BIN)/python $(PIP_INSTALL) --no-deps --target build/typed build/dist/k3sim-*.whl
 	touch $@

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: Of every document but published results, scenarios, profiles and samples. 2: the paths, switches and parts have the words of
-#: the field, among them "megakernel" where 1 had "persistent".
+#: Of every document but published results, scenarios, profiles and samples. 2: the paths, switches and parts have the
+#: words of the field, among them "megakernel" where 1 had "persistent".
 SCHEMA_VERSION = 2
 
 
