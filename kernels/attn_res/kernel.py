@@ -25,6 +25,8 @@ sources of ``combine`` that would be 45 products; it exchanges twice.
 Snapshots, their part and weights are fetched before the wait on the preceding kernel; prefix and delta after it.
 
 Limits: width 7168 = 896 threads x 8 elements, spread over the cluster.
+
+One file, because its three kernels are one thought: sums over a row in one exchange, and what follows from them.
 """
 
 from __future__ import annotations
@@ -193,6 +195,26 @@ def normalised(mix: list[Any], square_sum: Any, norm_weight: list[Any]) -> list[
     return [mix[i] * scale * norm_weight[i] for i in range(VECTOR)]
 
 
+def squares_and_products(sources: list[list[Any]], query_norm: list[Any], query: list[Any]) -> list[Any]:
+    """What a logit of each source is made of: this thread's parts of v . v, of all, then of v . (query_norm query)."""
+    probe = [query_norm[i] * query[i] for i in range(VECTOR)]
+    return [dot(one, one) for one in sources] + [dot(one, probe) for one in sources]
+
+
+def softmax(sums: list[Any]) -> tuple[Any, list[Any], Any]:
+    """Of the row's sums, as ``squares_and_products`` orders them: largest logit, exponentials, their sum."""
+    num_sources = len(sums) // 2
+    logits = [logit(sums[s], sums[num_sources + s]) for s in range(num_sources)]
+    maximum = logits[0]
+    for one in logits[1:]:
+        maximum = cute.arch.fmax(maximum, one)
+    weights = [exp(one - maximum) for one in logits]
+    denominator = weights[0]
+    for one in weights[1:]:
+        denominator = denominator + one
+    return maximum, weights, denominator
+
+
 def weighted_sum(weights: list[Any], sources: list[Any]) -> list[Any]:
     return [
         sum((weights[s] * sources[s][i] for s in range(1, len(sources))), weights[0] * sources[0][i])
@@ -241,21 +263,13 @@ def combine_kernel(
 
     prefix = updated_prefix(conf, m_prefix, m_delta, row * HIDDEN + first)
     sources = [[one[i].to(Float32) for i in range(VECTOR)] for one in sources] + [prefix]
-    probe = [query_norm[i] * query[i] for i in range(VECTOR)]
-    values = [dot(one, one) for one in sources] + [dot(one, probe) for one in sources]
+    values = squares_and_products(sources, query_norm, query)
     message, target, peer = send_sums(conf, logits_exchange, values, thread)
     if peer < conf.cluster:
         cute.arch.store_async_dsmem(target, message, logits_exchange[2], peer)
     sums = arrived_sums(logits_exchange, 2 * num_sources, thread % 32)
 
-    logits = [logit(sums[s], sums[num_sources + s]) for s in range(num_sources)]
-    maximum = logits[0]
-    for s in cutlass.range_constexpr(1, num_sources):
-        maximum = cute.arch.fmax(maximum, logits[s])
-    weights = [exp(one - maximum) for one in logits]
-    denominator = weights[0]
-    for s in cutlass.range_constexpr(1, num_sources):
-        denominator = denominator + weights[s]
+    _, weights, denominator = softmax(sums)
     inverse = cute.arch.rcp_approx(denominator)
     mix = weighted_sum([one * inverse for one in weights], sources)
 
@@ -292,21 +306,13 @@ def snapshot_part_kernel(
     offset = Int64(row) * m_snapshots.stride[0] + first
     sources = [load_vector(m_snapshots.iterator, offset + s * HIDDEN, VECTOR) for s in range(num_sources)]
     sources = [[one[i].to(Float32) for i in range(VECTOR)] for one in sources]
-    probe = [query_norm[i] * query[i] for i in range(VECTOR)]
-    values = [dot(one, one) for one in sources] + [dot(one, probe) for one in sources]
+    values = squares_and_products(sources, query_norm, query)
     message, target, peer = send_sums(conf, exchange, values, thread)
     if peer < conf.cluster:
         cute.arch.store_async_dsmem(target, message, exchange[2], peer)
     sums = arrived_sums(exchange, 2 * num_sources, thread % 32)
 
-    logits = [logit(sums[s], sums[num_sources + s]) for s in range(num_sources)]
-    maximum = logits[0]
-    for s in cutlass.range_constexpr(1, num_sources):
-        maximum = cute.arch.fmax(maximum, logits[s])
-    weights = [exp(one - maximum) for one in logits]
-    denominator = weights[0]
-    for s in cutlass.range_constexpr(1, num_sources):
-        denominator = denominator + weights[s]
+    maximum, weights, denominator = softmax(sums)
     store_vector(m_weighted.iterator, row * HIDDEN + first, weighted_sum(weights, sources))
     if thread + rank == 0:
         m_stats[row, 0] = maximum
@@ -364,6 +370,18 @@ def fold_prefix_kernel(
     store_vector(m_out.iterator, row * HIDDEN + first, normalised(mix, square_sum, norm_weight))
 
 
+def row_launch(conf: AttnResConfiguration, num_rows: Any, stream: Any) -> dict[str, Any]:
+    """How all three start: a cluster a row."""
+    return {
+        "grid": (conf.cluster, num_rows, 1),
+        "block": (conf.threads, 1, 1),
+        "cluster": (conf.cluster, 1, 1),
+        "stream": stream,
+        "preferred_smem_carveout": ptx.ALL_SHARED,
+        "use_pdl": conf.pdl,
+    }
+
+
 # ---- compilation --------------------------------------------------------------------------------------------------
 
 
@@ -373,12 +391,7 @@ def launch_combine(
     m_query: cute.Tensor, m_norm_weight: cute.Tensor, m_out: cute.Tensor, stream: Any, conf: cutlass.Constexpr,
 ) -> None:
     combine_kernel(m_snapshots, m_prefix, m_delta, m_query_norm, m_query, m_norm_weight, m_out, conf).launch(
-        grid=(conf.cluster, m_out.shape[0], 1),
-        block=(conf.threads, 1, 1),
-        cluster=(conf.cluster, 1, 1),
-        stream=stream,
-        preferred_smem_carveout=ptx.ALL_SHARED,
-        use_pdl=conf.pdl,
+        **row_launch(conf, m_out.shape[0], stream)
     )
 
 
@@ -388,12 +401,7 @@ def launch_snapshot_part(
     m_weighted: cute.Tensor, stream: Any, conf: cutlass.Constexpr,
 ) -> None:
     snapshot_part_kernel(m_snapshots, m_query_norm, m_query, m_stats, m_weighted, conf).launch(
-        grid=(conf.cluster, m_weighted.shape[0], 1),
-        block=(conf.threads, 1, 1),
-        cluster=(conf.cluster, 1, 1),
-        stream=stream,
-        preferred_smem_carveout=ptx.ALL_SHARED,
-        use_pdl=conf.pdl,
+        **row_launch(conf, m_weighted.shape[0], stream)
     )
 
 
@@ -406,12 +414,7 @@ def launch_fold_prefix(
     fold_prefix_kernel(
         m_stats, m_weighted, m_prefix, m_delta, m_query_norm, m_query, m_norm_weight, m_out, conf
     ).launch(
-        grid=(conf.cluster, m_out.shape[0], 1),
-        block=(conf.threads, 1, 1),
-        cluster=(conf.cluster, 1, 1),
-        stream=stream,
-        preferred_smem_carveout=ptx.ALL_SHARED,
-        use_pdl=conf.pdl,
+        **row_launch(conf, m_out.shape[0], stream)
     )
 
 

@@ -25,17 +25,25 @@ _FOUR_OUT = "{{$w0}, {$w1}, {$w2}, {$w3}}"
 _FOUR_IN = "{{$r1}, {$r2}, {$r3}, {$r4}}"
 
 
+def _four_words(instruction: str, address: Any) -> Words:
+    """16 bytes by a load that takes nothing but the address."""
+    return inline_ptx(
+        f"{instruction}.v4.b32 {_FOUR_OUT}, [{{$r0}}];", write_only_types=[Uint32] * 4, read_only_args=[address]
+    )
+
+
+def _one_value(instruction: str, kind: Any, address: Any) -> Any:
+    """A value of ``kind`` by a load that takes nothing but the address."""
+    return inline_ptx(f"{instruction} {{$w0}}, [{{$r0}}];", write_only_types=[kind], read_only_args=[address])
+
+
 def load_stream(g_address: Int64) -> Words:
     """16 bytes that nobody else reads and no running kernel writes: past L1.
 
     Not ``.nc``: ptxas moves such loads behind a griddepcontrol.wait that follows them, and what was to be read ahead
     of the wait is read after it.
     """
-    return inline_ptx(
-        f"ld.global.L1::no_allocate.v4.b32 {_FOUR_OUT}, [{{$r0}}];",
-        write_only_types=[Uint32] * 4,
-        read_only_args=[g_address],
-    )
+    return _four_words("ld.global.L1::no_allocate", g_address)
 
 
 def load_weights(g_address: Int64) -> Words:
@@ -53,25 +61,17 @@ def load_weights(g_address: Int64) -> Words:
 
 def load_l2(g_address: Int64) -> Words:
     """16 bytes from L2: data that other blocks of this launch wrote before a fence."""
-    return inline_ptx(
-        f"ld.global.cg.v4.b32 {_FOUR_OUT}, [{{$r0}}];", write_only_types=[Uint32] * 4, read_only_args=[g_address]
-    )
+    return _four_words("ld.global.cg", g_address)
 
 
 def load_cached(g_address: Int64) -> Words:
     """16 bytes through L1: small operands that several warps of a block read."""
-    return inline_ptx(
-        f"ld.global.v4.b32 {_FOUR_OUT}, [{{$r0}}];", write_only_types=[Uint32] * 4, read_only_args=[g_address]
-    )
+    return _four_words("ld.global", g_address)
 
 
 def load_from_peer(g_address: Int64) -> Words:
     """16 bytes that another GPU may be writing: each word whole, never from L1, never merged with another load."""
-    return inline_ptx(
-        f"ld.relaxed.sys.global.v4.b32 {_FOUR_OUT}, [{{$r0}}];",
-        write_only_types=[Uint32] * 4,
-        read_only_args=[g_address],
-    )
+    return _four_words("ld.relaxed.sys.global", g_address)
 
 
 def store_to_peer(g_address: Int64, words: Any) -> None:
@@ -80,19 +80,28 @@ def store_to_peer(g_address: Int64, words: Any) -> None:
 
 
 def load_int(g_address: Int64) -> Int32:
-    return inline_ptx("ld.global.b32 {$w0}, [{$r0}];", write_only_types=[Int32], read_only_args=[g_address])
+    return _one_value("ld.global.b32", Int32, g_address)
 
 
 def load_long(g_address: Int64) -> Int64:
-    return inline_ptx("ld.global.b64 {$w0}, [{$r0}];", write_only_types=[Int64], read_only_args=[g_address])
+    return _one_value("ld.global.b64", Int64, g_address)
 
 
 def load_float(g_address: Int64) -> Float32:
-    return inline_ptx("ld.global.f32 {$w0}, [{$r0}];", write_only_types=[Float32], read_only_args=[g_address])
+    return _one_value("ld.global.f32", Float32, g_address)
 
 
 def load_float_l2(g_address: Int64) -> Float32:
-    return inline_ptx("ld.global.cg.f32 {$w0}, [{$r0}];", write_only_types=[Float32], read_only_args=[g_address])
+    return _one_value("ld.global.cg.f32", Float32, g_address)
+
+
+def load_half_l2(g_address: Int64) -> Uint32:
+    """16 bits that other blocks of this launch, or the launch before it, wrote; zero-extended."""
+    return inline_ptx(
+        "{ .reg .b16 h; ld.global.cg.b16 h, [{$r0}]; cvt.u32.u16 {$w0}, h; }",
+        write_only_types=[Uint32],
+        read_only_args=[g_address],
+    )
 
 
 def prefetch(g_address: Int64) -> None:
@@ -105,6 +114,16 @@ def store(g_address: Int64, words: Any) -> None:
     inline_ptx(f"st.global.v4.b32 [{{$r0}}], {_FOUR_IN};", read_only_args=[g_address, *words])
 
 
+def store_pair(g_address: Int64, words: Any) -> None:
+    """8 bytes: two 32-bit values."""
+    inline_ptx("st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};", read_only_args=[g_address, *words])
+
+
+def store_half(g_address: Int64, value: Uint32) -> None:
+    """The low 16 bits of ``value``."""
+    inline_ptx("{ .reg .b16 h; cvt.u16.u32 h, {$r1}; st.global.b16 [{$r0}], h; }", read_only_args=[g_address, value])
+
+
 def store_float(g_address: Int64, value: Float32) -> None:
     inline_ptx("st.global.f32 [{$r0}], {$r1};", read_only_args=[g_address, value])
 
@@ -114,9 +133,7 @@ def store_int(g_address: Int64, value: Int32) -> None:
 
 
 def shared_load4(s_address: Int32) -> Words:
-    return inline_ptx(
-        f"ld.shared.v4.b32 {_FOUR_OUT}, [{{$r0}}];", write_only_types=[Uint32] * 4, read_only_args=[s_address]
-    )
+    return _four_words("ld.shared", s_address)
 
 
 def shared_load2(s_address: Int32) -> Words:
@@ -126,11 +143,11 @@ def shared_load2(s_address: Int32) -> Words:
 
 
 def shared_load_int(s_address: Int32) -> Int32:
-    return inline_ptx("ld.shared.b32 {$w0}, [{$r0}];", write_only_types=[Int32], read_only_args=[s_address])
+    return _one_value("ld.shared.b32", Int32, s_address)
 
 
 def shared_load_float(s_address: Int32) -> Float32:
-    return inline_ptx("ld.shared.f32 {$w0}, [{$r0}];", write_only_types=[Float32], read_only_args=[s_address])
+    return _one_value("ld.shared.f32", Float32, s_address)
 
 
 def shared_load_half(s_address: Int32) -> Uint32:
@@ -252,6 +269,12 @@ def pack_e4m3(low: Float32, high: Float32) -> Uint32:
         write_only_types=[Uint32],
         read_only_args=[high, low],
     )
+
+
+def narrow_e4m3(values: list[Float32]) -> list[Uint32]:
+    """Eight fp32 values as two words of e4m3 bytes."""
+    pairs = [pack_e4m3(values[2 * i], values[2 * i + 1]) for i in range(4)]
+    return [pairs[2 * i] | (pairs[2 * i + 1] << Uint32(16)) for i in range(2)]
 
 
 def e4m3x4_to_f16(word: Uint32) -> Words:

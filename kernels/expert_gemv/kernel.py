@@ -44,6 +44,8 @@ Limits
     resident at once: nothing else that waits for this kernel may occupy them. Rows are computed one by one, so an
     expert chosen by two rows is read twice (from L2 if soon). A scale of 0 to 254 is exact; products of a scale of 0
     lie below fp32's normal range and keep its subnormal precision. Ids outside the resident experts contribute nothing.
+
+One file, because both products live on one ring: its producer, its decoding and its sums are one thought.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint8, Uint32, con
 from cutlass.cute.arch.nvvm_wrappers import inline_ptx
 
 from k3sim.kernels.device import ptx, timestamps
+from k3sim.kernels.device.kernel_class import ConfiguredKernel, thread_place
 from k3sim.kernels.expert_gemv.mxfp4 import PLACES
 
 LATENT = 3584
@@ -256,11 +259,18 @@ def _situ_glu(gate: Float32, up: Float32) -> Float32:
     return Float32(4.0) * _tanh(gate * Float32(0.25)) * sigmoid * Float32(25.0) * _tanh(up * Float32(0.04))
 
 
-class ExpertGemv:
-    """The kernel for one configuration; tensors arrive as addresses, so that a call converts nothing."""
+@cute.jit
+def _next_slot(slot: Int32, parity: Int32) -> tuple[Int32, Int32]:
+    """The ring's slot after ``slot``, and the parity of its phase."""
+    slot = slot + 1
+    if slot == NUM_SLOTS:
+        slot = Int32(0)
+        parity = parity ^ 1
+    return slot, parity
 
-    def __init__(self, configuration: ExpertConfiguration) -> None:
-        self.config = configuration
+
+class ExpertGemv(ConfiguredKernel[ExpertConfiguration]):
+    """The kernel for one configuration; tensors arrive as addresses, so that a call converts nothing."""
 
     @cute.jit
     def __call__(
@@ -285,10 +295,8 @@ class ExpertGemv:
         phase: Int64, rows: Int32, max_rows: Int32, num_experts: Int32, rank: Int32,
     ) -> None:
         c = self.config
-        tid, _, _ = cute.arch.thread_idx()
+        tid, warp, lane = thread_place()
         block, _, _ = cute.arch.block_idx()
-        warp = cute.arch.make_warp_uniform(tid >> 5)
-        lane = tid & 31
         s_ring = cute.arch.get_dyn_smem(Uint8, alignment=128).toint().to(Int32)
         s_partial = s_ring + NUM_SLOTS * TILE_BYTES
         s_down_partial = s_partial + 2 * c.partial_bytes
@@ -385,10 +393,7 @@ class ExpertGemv:
                         s_mine = s_sums + (tile * (K_WARPS * 16) + warp * 16 + (lane >> 2)) * 4
                         ptx.shared_store_float(s_mine, low)
                         ptx.shared_store_float(s_mine + 32, high)
-                    slot = slot + 1
-                    if slot == NUM_SLOTS:
-                        slot = Int32(0)
-                        parity = parity ^ 1
+                    slot, parity = _next_slot(slot, parity)
                 cute.arch.barrier(barrier_id=1, number_of_threads=NUM_WARPS * 32)
             else:
                 # Asked for here, these are there when the tiles are done.
@@ -407,10 +412,7 @@ class ExpertGemv:
                     ptx.barrier_wait(s_full + slot * PIECES * 8, parity)
                     if lane == 0:
                         ptx.barrier_arrive(s_empty + slot * 8)
-                    slot = slot + 1
-                    if slot == NUM_SLOTS:
-                        slot = Int32(0)
-                        parity = parity ^ 1
+                    slot, parity = _next_slot(slot, parity)
                 cute.arch.barrier(barrier_id=1, number_of_threads=NUM_WARPS * 32)
                 s_mine = s_sums + (cutlass.min(output >> 3, c.tiles_per_block - 1) * (K_WARPS * 16) + (output & 7)) * 4
                 gate = Float32(0.0)
@@ -457,10 +459,7 @@ class ExpertGemv:
                         ptx.bulk_copy(s_place, g_place, PIECE_BYTES, s_piece + slot * (PIECES * 8))
                     elif lane < PIECES:
                         ptx.barrier_arrive(s_piece + slot * (PIECES * 8))
-                    slot = slot + 1
-                    if slot == NUM_SLOTS:
-                        slot = Int32(0)
-                        parity = parity ^ 1
+                    slot, parity = _next_slot(slot, parity)
         if const_expr(c.part != "gate_up"):  # noqa: SIM102 - one is of the build, the other of the block
             if block < NUM_DOWN_BLOCKS:
                 for row in cutlass.range(rows, unroll=1):
@@ -476,10 +475,7 @@ class ExpertGemv:
                             ptx.bulk_copy(s_place, g_expert, c.down_bytes, s_piece + slot * (PIECES * 8))
                         elif lane < PIECES:
                             ptx.barrier_arrive(s_piece + slot * (PIECES * 8))
-                        slot = slot + 1
-                        if slot == NUM_SLOTS:
-                            slot = Int32(0)
-                            parity = parity ^ 1
+                        slot, parity = _next_slot(slot, parity)
 
     @cute.jit
     def _down(

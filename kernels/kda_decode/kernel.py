@@ -42,6 +42,8 @@ load; f_a in fp32 FMAs (twice the instructions of the tensor cores' padded produ
 Limits: the streaming form reaches 3.3 TB/s of state read and written at 128 rows of 12 heads, 61.5 us; it is not known
 what holds it there. In bf16 (38.5 us) an item takes about 3 us where its bytes need 1, so the updating warps are the
 likely bound.
+
+One file, because both forms are one thought: the same recurrence by the same phases, over registers or over a ring.
 """
 
 from __future__ import annotations

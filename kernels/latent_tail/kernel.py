@@ -46,7 +46,9 @@ from cutlass import Float32, Int32, Int64, Uint8, Uint32, const_expr, range_cons
 from cutlass.cute.arch.nvvm_wrappers import inline_ptx
 
 from k3sim.kernels.device import ptx, timestamps
+from k3sim.kernels.device.kernel_class import ConfiguredKernel, thread_place
 from k3sim.kernels.device.lamport import await4, await_slots, sum_slots
+from k3sim.kernels.device.sums import lane_sum
 
 LATENT = 3584
 HIDDEN = 7168
@@ -104,15 +106,11 @@ def not_empty(word: Uint32) -> Uint32:
 
 
 def _add_pairs(totals: list[Float32], words: ptx.Words) -> list[Float32]:
-    values = [value for word in words for value in (ptx.low_bf16(word), ptx.high_bf16(word))]
-    return [total + value for total, value in zip(totals, values, strict=True)]
+    return [total + value for total, value in zip(totals, ptx.widen_bf16(words), strict=True)]
 
 
-class TailSend:
+class TailSend(ConfiguredKernel[TailConfiguration]):
     """Push this rank's parts; blocks 0 and 1 of a row move the latent, four more the shared expert's columns."""
-
-    def __init__(self, configuration: TailConfiguration) -> None:
-        self.config = configuration
 
     @cute.jit
     def __call__(
@@ -147,7 +145,7 @@ class TailSend:
                 floats = [
                     ptx.bits_as_float(word) for half in range(2) for word in ptx.load_l2(g_mine + Int64(16 * half))
                 ]
-                words = [ptx.pack_bf16(floats[2 * i], floats[2 * i + 1]) for i in range(4)]
+                words = ptx.narrow_bf16(floats)
             else:
                 words = list(ptx.load_l2(latent + Int64(row * LATENT_CHUNKS + chunk) * 16))
             words = [not_empty(word) for word in words]
@@ -163,11 +161,8 @@ class TailSend:
             ptx.store_to_peer(base + Int64((rank * rows + row) * per_rank + chunk % per_rank) * 16, words)
 
 
-class TailUp:
+class TailUp(ConfiguredKernel[TailConfiguration]):
     """Sum, norm, sharded up-projection, shared-expert add, push to every rank."""
-
-    def __init__(self, configuration: TailConfiguration) -> None:
-        self.config = configuration
 
     @cute.jit
     def __call__(
@@ -191,10 +186,8 @@ class TailUp:
         rows: Int32, eps: Float32,
     ) -> None:
         c = self.config
-        tid, _, _ = cute.arch.thread_idx()
+        tid, warp, lane = thread_place()
         block, _, _ = cute.arch.block_idx()
-        warp = cute.arch.make_warp_uniform(tid >> 5)
-        lane = tid & 31
         member = block & (CLUSTER - 1)
         s_weights = cute.arch.get_dyn_smem(Uint8, alignment=128).toint().to(Int32)  # [8, 3584] bf16, padded
         s_x = s_weights + OUTPUTS * ROW_BYTES  # [max rows, 3584] bf16, padded
@@ -245,9 +238,7 @@ class TailUp:
                 squares = Float32(0.0)
                 for i in range_constexpr(CHUNK):
                     squares = squares + totals[i] * totals[i]
-                squares = squares if summing else Float32(0.0)
-                for offset in (16, 8, 4, 2, 1):
-                    squares = squares + cute.arch.shuffle_sync_bfly(squares, offset=offset)
+                squares = lane_sum(squares if summing else Float32(0.0))
                 scale = ptx.widen_bf16(norm)
                 packed = ptx.narrow_bf16([total * one for total, one in zip(totals, scale, strict=True)])
                 for peer in range_constexpr(CLUSTER):
@@ -333,11 +324,8 @@ def _arrived(g_address: Int64, words: ptx.Words) -> ptx.Words:
     return arrived
 
 
-class TailCollect:
+class TailCollect(ConfiguredKernel[TailConfiguration]):
     """Gathered outputs to ``out``; every slot is emptied for its next use. Five blocks a row, two that only empty."""
-
-    def __init__(self, configuration: TailConfiguration) -> None:
-        self.config = configuration
 
     @cute.jit
     def __call__(
@@ -367,7 +355,7 @@ class TailCollect:
             ptx.store(gathered + place, empty)
             if const_expr(c.prefix):
                 totals = _add_pairs(_add_pairs([Float32(0.0)] * CHUNK, words), before)
-                words = [ptx.pack_bf16(totals[2 * i], totals[2 * i + 1]) for i in range(4)]
+                words = ptx.narrow_bf16(totals)
             ptx.store(out + place, words)
         else:
             # The slots were read by the launch before this one, which has ended.

@@ -56,6 +56,8 @@ What it reaches (H200, 2026-11-29; h200.json beside this file)
 Limits
     Heads in tiles of 16 (6 and 12 pad to one; tiles of more heads share the cache through L2). Context length is not
     limited; pages may lie beyond 2^31 bytes.
+
+One file, because scores, values and merge are one thought: which warp waits for which, over one ring.
 """
 
 from __future__ import annotations
@@ -603,14 +605,7 @@ def _merge(rMerged: cute.Tensor, stats: list[list[Float32]], values: list[ptx.Wo
 def _finish(rMerged: cute.Tensor, mOutRow: Int64, mLogSumRow: Int64, writes_log_sum: cutlass.Boolean) -> None:
     total = rMerged[5]
     inverse = Float32(1.0) / ptx.maximum(total, Float32(1e-30))  # without tokens the four are 0
-    ptx.inline_ptx(
-        "st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};",
-        read_only_args=[
-            mOutRow,
-            ptx.pack_bf16(rMerged[0] * inverse, rMerged[1] * inverse),
-            ptx.pack_bf16(rMerged[2] * inverse, rMerged[3] * inverse),
-        ],
-    )
+    ptx.store_pair(mOutRow, ptx.narrow_bf16([rMerged[i] * inverse for i in range(4)]))
     if writes_log_sum:
         ptx.store_float(mLogSumRow, (rMerged[4] + ptx.log2(total)) * Float32(LN2))
 

@@ -72,11 +72,7 @@ def _lift_gate(
     # The gate of the value that this thread finishes; threads beyond the last row repeat it and store nothing.
     row, value = tid // OUTPUTS, part * OUTPUTS + tid % OUTPUTS
     safe_row = cutlass.min(row, rows - 1)
-    gate: Uint32 = ptx.inline_ptx(
-        "{ .reg .b16 h; ld.global.cg.b16 h, [{$r0}]; cvt.u32.u16 {$w0}, h; }",
-        write_only_types=[Uint32],
-        read_only_args=[mGate + safe_row * gate_stride + (head * VALUES + value) * 2],
-    )
+    gate = ptx.load_half_l2(mGate + safe_row * gate_stride + (head * VALUES + value) * 2)
     # Columns of operand B without a row repeat the last one; what they give is never read.
     latents = []
     for tile in range_constexpr(row_tiles):
@@ -102,13 +98,8 @@ def _lift_gate(
         for other in range_constexpr(WARPS):
             total = total + ptx.shared_load_float(sSums + ((other * row_tiles * 8 + row) * OUTPUTS + tid % OUTPUTS) * 4)
         total = total * cute.arch.rcp_approx(Float32(1.0) + ptx.exp2(ptx.low_bf16(gate) * Float32(-LOG2E)))
-        ptx.inline_ptx(
-            "{ .reg .b16 h; cvt.u16.u32 h, {$r1}; st.global.b16 [{$r0}], h; }",
-            read_only_args=[
-                mOut + (Int64(row) * (heads * VALUES) + head * VALUES + value) * 2,
-                ptx.pack_bf16(total, total),
-            ],
-        )
+        gOut = mOut + (Int64(row) * (heads * VALUES) + head * VALUES + value) * 2
+        ptx.store_half(gOut, ptx.pack_bf16(total, total))
     if const_expr(timestamps.on("mla_decode")):  # noqa: SIM102 - one is of the build, the other of the thread
         if tid == 0:
             timestamps.record("mla_decode.lift_gate", head * (VALUES // OUTPUTS) + part, began, released)

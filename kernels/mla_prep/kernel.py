@@ -33,6 +33,7 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
 from k3sim.kernels.device import ptx, timestamps
+from k3sim.kernels.device.sums import lane_sum
 
 WARPS = 8
 THREADS = 32 * WARPS
@@ -60,21 +61,12 @@ class MlaPrepConfiguration:
     fp8: bool
 
 
-def _widen(words: ptx.Words) -> list[Float32]:
-    return [value for word in words for value in (ptx.low_bf16(word), ptx.high_bf16(word))]
-
-
-def _pack(values: list[Float32]) -> list[Uint32]:
-    return [ptx.pack_bf16(values[2 * i], values[2 * i + 1]) for i in range(4)]
-
-
 def _inverse_norm(values: list[Float32], width: int) -> Float32:
     """1 / root mean square of a warp's values."""
     total = Float32(0.0)
     for value in values:
         total = total + value * value
-    for offset in (16, 8, 4, 2, 1):
-        total = total + cute.arch.shuffle_sync_bfly(total, offset=offset)
+    total = lane_sum(total)
     return cute.math.rsqrt(total * Float32(1.0 / width) + Float32(EPSILON))
 
 
@@ -85,12 +77,12 @@ def _write_cache(
 ) -> None:
     """One warp: the cache row of one token."""
     row_bytes = ROW if configuration.fp8 else 2 * ROW
-    weights = [_widen(ptx.load_cached(mKvNorm + lane * 32 + part * 16)) for part in range(2)]
+    weights = [ptx.widen_bf16(ptx.load_cached(mKvNorm + lane * 32 + part * 16)) for part in range(2)]
     ptx.prefetch(mSlots + Int64(row) * 8)  # last used by the MLA layer before
     cute.arch.griddepcontrol_wait()
     slot = ptx.load_long(mSlots + Int64(row) * 8)
     gRow = mLatents + Int64(row) * latents_stride + QUERY_LATENT * 2
-    values = [_widen(ptx.load_cached(gRow + lane * 32 + part * 16)) for part in range(2)]
+    values = [ptx.widen_bf16(ptx.load_cached(gRow + lane * 32 + part * 16)) for part in range(2)]
     extra = ptx.load_cached(gRow + LATENT * 2 + (lane % 8) * 16)
     scale = _inverse_norm(values[0] + values[1], LATENT)
     if slot >= 0:
@@ -100,24 +92,15 @@ def _write_cache(
             for part in range(2)
         ]
         if const_expr(configuration.fp8):
-            ptx.store(gCache + lane * 16, [word for part in scaled for word in _pack_e4m3(part)])
+            ptx.store(gCache + lane * 16, [word for part in scaled for word in ptx.narrow_e4m3(part)])
             if lane < 8:
-                low, high = _pack_e4m3(_widen(extra))
-                ptx.inline_ptx(
-                    "st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};",
-                    read_only_args=[gCache + LATENT + lane * 8, low, high],
-                )
+                narrowed = ptx.narrow_e4m3(ptx.widen_bf16(extra))
+                ptx.store_pair(gCache + LATENT + lane * 8, narrowed)
         else:
             for part in range_constexpr(2):
-                ptx.store(gCache + lane * 32 + part * 16, _pack(scaled[part]))
+                ptx.store(gCache + lane * 32 + part * 16, ptx.narrow_bf16(scaled[part]))
             if lane < 8:
                 ptx.store(gCache + LATENT * 2 + lane * 16, extra)
-
-
-def _pack_e4m3(values: list[Float32]) -> list[Uint32]:
-    """Eight values as two words."""
-    pairs = [ptx.pack_e4m3(values[2 * i], values[2 * i + 1]) for i in range(4)]
-    return [pairs[2 * i] | (pairs[2 * i + 1] << Uint32(16)) for i in range(2)]
 
 
 @cute.jit
@@ -153,14 +136,13 @@ def _prepare_head(
         if row < rows:
             gRow = mLatents + Int64(row) * latents_stride + lane * 16
             words = [ptx.load_cached(gRow + at * 512) for at in range(QUERY_LATENT // 256)]
-            values = [_widen(one) for one in words]
+            values = [ptx.widen_bf16(one) for one in words]
             scale = _inverse_norm([value for part in values for value in part], QUERY_LATENT)
             for at in range_constexpr(QUERY_LATENT // 256):
-                weights = _widen(norm[at])
-                ptx.shared_store4(
-                    sX + row * X_STRIDE + lane * 16 + at * 512,
-                    _pack([value * scale * weight for value, weight in zip(values[at], weights, strict=True)]),
-                )
+                weights = ptx.widen_bf16(norm[at])
+                sPlace = sX + row * X_STRIDE + lane * 16 + at * 512
+                scaled = [value * scale * weight for value, weight in zip(values[at], weights, strict=True)]
+                ptx.shared_store4(sPlace, ptx.narrow_bf16(scaled))
     cute.arch.sync_threads()
 
     zero = Uint32(0)
@@ -202,10 +184,7 @@ def _prepare_head(
             if at < NOPE:
                 ptx.peer_store_half(ptx.peer_shared(sQuery + (row * NOPE + at) * 2, peer), bits)
             elif peer == 0:
-                ptx.inline_ptx(
-                    "{ .reg .b16 h; cvt.u16.u32 h, {$r1}; st.global.b16 [{$r0}], h; }",
-                    read_only_args=[mQuery + ((Int64(row) * heads + head) * ROW + LATENT - NOPE + at) * 2, bits],
-                )
+                ptx.store_half(mQuery + ((Int64(row) * heads + head) * ROW + LATENT - NOPE + at) * 2, bits)
     ptx.cluster_arrive()
     ptx.cluster_wait()
 

@@ -4,6 +4,8 @@ A ``HandOver`` is a few calls that follow one another, each on inputs of its own
 call before, or from three calls ago, is not the right answer. Inputs are drawn from seeds, so each process also has
 those of its peers and computes what all of them must get. Slots lie in one block of each GPU's memory; where there are
 more ranks than GPUs, ``kernels/multi_gpu/symmetric.py`` says whose part a slot holds.
+
+One file, because all are one thought: a call, and what each GPU must hold after it, kernel by kernel.
 """
 
 from __future__ import annotations

@@ -61,6 +61,8 @@ Limits
     starts early and reads its operands before ``produce`` has ended, which is safe because ``produce`` lets it start
     only after its own dependency wait.
     A peer that never sends stops the consumer by a trap after about ten seconds.
+
+One file, because the pushing and the polling launch are one thought: the two ends of one protocol.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
 from k3sim.kernels.device import ptx, timestamps
 from k3sim.kernels.device.lamport import BUFFERS, CHUNK, CONTROL_ROWS, EMPTY, await_slots, sum_slots, turn_buffer
+from k3sim.kernels.device.sums import lane_sum, line_sums
 
 MAX_BLOCKS_K = 12  # 32-wide blocks along K whose weights a thread holds
 TILE = 16  # outputs of a block of ``produce``
@@ -243,12 +246,6 @@ def _produce(
             timestamps.record(f"proj_allreduce.produce {hidden}x{depth}", block, began, released)
 
 
-def _warp_sum(value: Float32) -> Float32:
-    for offset in (16, 8, 4, 2, 1):
-        value = value + cute.arch.shuffle_sync_bfly(value, offset=offset)
-    return value
-
-
 @cute.jit
 def _consume_row(
     mReceived: Int64, mControl: Int64, mResidual: Int64, mLargest: Int64, mDenominator: Int64, mWeighted: Int64,
@@ -321,17 +318,17 @@ def _consume_row(
             sums[2] = sums[2] + value[i] * weighted[i]
             sums[3] = sums[3] + weighted[i] * weighted[i]
     for i in range_constexpr(4):
-        sums[i] = _warp_sum(sums[i] if active else zero)
+        sums[i] = lane_sum(sums[i] if active else zero)
     if tid % 32 == 0:
         ptx.shared_store4(sWarps + warp * 16, [ptx.float_as_bits(one) for one in sums])
     cute.arch.sync_threads()
     ptx.cluster_wait()
     if tid < CLUSTER:
-        block_sums = _sum_rows(sWarps, warps)
+        block_sums = line_sums(sWarps, warps)
         ptx.peer_store4(ptx.peer_shared(sBlocks, tid) + rank * 16, [ptx.float_as_bits(one) for one in block_sums])
     ptx.cluster_arrive()
     ptx.cluster_wait()
-    square, dot, cross, snapshot_square = _sum_rows(sBlocks, CLUSTER)
+    square, dot, cross, snapshot_square = line_sums(sBlocks, CLUSTER)
 
     mixed = value
     mean_square = square * Float32(1.0 / hidden)
@@ -421,12 +418,16 @@ def _consume_gathered(
         _consume_row(*row_operands, configuration)
 
 
-def _sum_rows(sRows: Int32, count: int) -> list[Float32]:
-    sums = [Float32(0.0)] * 4
-    for one in range(count):
-        words = ptx.shared_load4(sRows + one * 16)
-        sums = [total + ptx.bits_as_float(word) for total, word in zip(sums, words, strict=True)]
-    return sums
+def _cluster_launch(configuration: ConsumeConfiguration, num_rows: int, stream: CUstream) -> dict[str, Any]:
+    """How both consumers start: a cluster a row, ``num_rows`` of them."""
+    return {
+        "grid": [CLUSTER, num_rows, 1],
+        "block": [configuration.threads, 1, 1],
+        "cluster": [CLUSTER, 1, 1],
+        "stream": stream,
+        "preferred_smem_carveout": ptx.ALL_SHARED,
+        "use_pdl": True,
+    }
 
 
 def compile_produce(configuration: ProduceConfiguration) -> Any:
@@ -458,14 +459,7 @@ def compile_consume(configuration: ConsumeConfiguration) -> Any:
         _consume(
             mReceived, mControl, mResidual, mLargest, mDenominator, mWeighted, mQueryNorm,
             mQuery, mNormWeight, mPrefix, mOut, configuration,
-        ).launch(
-            grid=[CLUSTER, configuration.rows, 1],
-            block=[configuration.threads, 1, 1],
-            cluster=[CLUSTER, 1, 1],
-            stream=stream,
-            preferred_smem_carveout=ptx.ALL_SHARED,
-            use_pdl=True,
-        )
+        ).launch(**_cluster_launch(configuration, configuration.rows, stream))
 
     return cute.compile(launch, *[Int64(0)] * 11, cute.runtime.make_fake_stream())
 
@@ -483,13 +477,6 @@ def compile_consume_gathered(configuration: ConsumeConfiguration) -> Any:
         _consume_gathered(
             mGathered, mLatentSlots, mSharedSlots, mResidual, mLargest, mDenominator, mWeighted,
             mQueryNorm, mQuery, mNormWeight, mPrefix, mOut, configuration,
-        ).launch(
-            grid=[CLUSTER, configuration.rows * (2 if configuration.empties else 1), 1],
-            block=[configuration.threads, 1, 1],
-            cluster=[CLUSTER, 1, 1],
-            stream=stream,
-            preferred_smem_carveout=ptx.ALL_SHARED,
-            use_pdl=True,
-        )
+        ).launch(**_cluster_launch(configuration, configuration.rows * (2 if configuration.empties else 1), stream))
 
     return cute.compile(launch, *[Int64(0)] * 12, cute.runtime.make_fake_stream())

@@ -154,6 +154,8 @@ def _check_consumer(
             out.data_ptr(),
         ),
         fields={
+            "rows": rows,
+            "hidden": hidden,
             "residual": residual is not None,
             "snapshots": snapshot_part is not None,
             "prefix_stride": prefix.stride(0) if strided else 0,
@@ -184,16 +186,8 @@ def consume(
     ranks, max_rows = check_buffers(buffers, rows, hidden, out)
     operands = _check_consumer(residual, snapshot_part, query_norm, query, norm_weight, prefix, out)
     check_on_gpu("out", out)
-    run = compiled_kernel(
-        "proj_allreduce.kernel",
-        "compile_consume",
-        rows=rows,
-        hidden=hidden,
-        ranks=ranks,
-        max_rows=max_rows,
-        release_next=release_next,
-        **operands.fields,
-    )
+    fields = {**operands.fields, "ranks": ranks, "max_rows": max_rows, "release_next": release_next}
+    run = compiled_kernel("proj_allreduce.kernel", "compile_consume", **fields)
     run(buffers.received.data_ptr(), buffers.control.data_ptr(), *operands.addresses, current_stream(out))
     return out
 
@@ -222,17 +216,9 @@ def consume_gathered(
     check_slots(slots, rows)
     operands = _check_consumer(residual, snapshot_part, query_norm, query, norm_weight, prefix, out)
     check_on_gpu("out", out)
+    fields = {**operands.fields, "ranks": slots.ranks, "max_rows": 0, "release_next": release_next}
     run = compiled_kernel(
-        "proj_allreduce.kernel",
-        "compile_consume_gathered",
-        rows=rows,
-        hidden=GATHERED_HIDDEN,
-        ranks=slots.ranks,
-        max_rows=0,
-        release_next=release_next,
-        gathered=True,
-        empties=empty_parts,
-        **operands.fields,
+        "proj_allreduce.kernel", "compile_consume_gathered", gathered=True, empties=empty_parts, **fields
     )
     run(
         slots.gathered.data_ptr(),

@@ -48,6 +48,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32, const_expr, r
 from cutlass.cute.arch.nvvm_wrappers import inline_ptx
 
 from k3sim.kernels.device import ptx, timestamps
+from k3sim.kernels.device.kernel_class import ConfiguredKernel
 from k3sim.kernels.device.lamport import await4
 from k3sim.kernels.device.ordered_key import exchange_key, larger_key, load_key, ordered_key, store_key
 
@@ -61,6 +62,10 @@ COUNT_AT = EXPERTS * 16 + GROUPS * 8 + TOP_K * 8 + 8  # in shared memory, behind
 SMEM_BYTES = COUNT_AT + 24
 EMPTY = 0xFFFFFFFF
 MAX_POLLS = 20_000_000
+# Of both kernels' launches.
+BLOCK: dict[str, Any] = {
+    "block": (THREADS, 1, 1), "smem": SMEM_BYTES, "preferred_smem_carveout": ptx.ALL_SHARED, "use_pdl": True,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,21 +181,13 @@ def _select(
             ptx.store_float(weights + place, score / (total + Float32(1e-20)))
 
 
-class RouterTopk:
+class RouterTopk(ConfiguredKernel[RouterConfiguration]):
     """The kernel for one configuration; tensors arrive as addresses, so that a call converts nothing."""
-
-    def __init__(self, configuration: RouterConfiguration) -> None:
-        self.config = configuration
 
     @cute.jit
     def __call__(self, logits: Int64, bias: Int64, ids: Int64, weights: Int64, rows: Int32, stream: CUstream) -> None:
         self.device(logits, bias, ids, weights, rows).launch(
-            grid=(rows, 1, 1),
-            block=(THREADS, 1, 1),
-            smem=SMEM_BYTES,
-            stream=stream,
-            preferred_smem_carveout=ptx.ALL_SHARED,
-            use_pdl=True,
+            grid=(rows, 1, 1), stream=stream, **BLOCK
         )
 
     @cute.kernel
@@ -236,11 +233,8 @@ class GatherConfiguration:
     release_next: bool
 
 
-class GatherTopk:
+class GatherTopk(ConfiguredKernel[GatherConfiguration]):
     """Logits and latent of every rank: a row has one block that selects, and two that collect the latent."""
-
-    def __init__(self, configuration: GatherConfiguration) -> None:
-        self.config = configuration
 
     @cute.jit
     def __call__(
@@ -248,12 +242,7 @@ class GatherTopk:
         stream: CUstream,
     ) -> None:
         self.device(slots, slot_bytes, bias, ids, weights, latent).launch(
-            grid=(1 + LATENT_BLOCKS, rows, 1),
-            block=(THREADS, 1, 1),
-            smem=SMEM_BYTES,
-            stream=stream,
-            preferred_smem_carveout=ptx.ALL_SHARED,
-            use_pdl=True,
+            grid=(1 + LATENT_BLOCKS, rows, 1), stream=stream, **BLOCK
         )
 
     @cute.kernel
@@ -286,7 +275,7 @@ class GatherTopk:
             for half in range_constexpr(2):
                 ptx.store(g_mine + 16 * half, [Uint32(EMPTY)] * 4)
             values = [ptx.bits_as_float(word) for word in words]
-            packed = [ptx.pack_bf16(values[2 * i], values[2 * i + 1]) for i in range(4)]
+            packed = ptx.narrow_bf16(values)
             ptx.store(latent + Int64(row * LATENT + first) * 2, packed)
         if const_expr(c.early):
             # Launches that wait for this one rely on everything before it.

@@ -42,6 +42,8 @@ Why this shape
 
 Limits
     K a multiple of 8 (``fma``) or of 32 (``mma``), 16-byte aligned tensors, M at most 16, at most 16 peers.
+
+One file, because both forms are one thought: the same ring of private slots in front of two ways to multiply.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from k3sim.kernels.device import ptx
+from k3sim.kernels.device.sums import lane_sum
 
 LOG2E = 1.4426950408889634
 
@@ -17,13 +18,6 @@ def sigmoid(value: Float32) -> Float32:
 def tanh(value: Float32) -> Float32:
     """By the exponential, not tanh.approx, whose 11 bits would show in a bf16 product of two of them."""
     return Float32(1.0) - Float32(2.0) * cute.arch.rcp_approx(ptx.exp2(value * Float32(2 * LOG2E)) + Float32(1.0))
-
-
-def lane_sum(value: Float32, offsets: tuple[int, ...] = (16, 8, 4, 2, 1)) -> Float32:
-    """Sum over the lanes that differ in the bits ``offsets``; all of them get it."""
-    for offset in offsets:
-        value = value + cute.arch.shuffle_sync_bfly(value, offset=offset)
-    return value
 
 
 def block_sum(value: Float32, s_warps: Int32, tid: Int32, num_warps: int) -> Float32:

@@ -30,7 +30,8 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, range_constexpr
 
 from k3sim.kernels.device import ptx
-from k3sim.kernels.unfused.pieces import LOG2E, lane_sum, sigmoid
+from k3sim.kernels.device.sums import lane_sum, line_sums
+from k3sim.kernels.unfused.pieces import LOG2E, sigmoid
 
 HEAD_DIM = 128
 L2_EPSILON = 1e-6
@@ -119,12 +120,7 @@ def _conv_update(
 
 def _half(g_address: Int64) -> Float32:
     """One bf16 that the launch before this one wrote."""
-    bits: Uint32 = ptx.inline_ptx(
-        "{ .reg .b16 h; ld.global.cg.b16 h, [{$r0}]; cvt.u32.u16 {$w0}, h; }",
-        write_only_types=[Uint32],
-        read_only_args=[g_address],
-    )
-    return ptx.low_bf16(bits)
+    return ptx.low_bf16(ptx.load_half_l2(g_address))
 
 
 @cute.kernel
@@ -225,7 +221,7 @@ def _recurrent_update(
         if const_expr(configuration.bf16_state):
             ptx.store(gOut, packed)
         else:
-            ptx.inline_ptx("st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};", read_only_args=[gOut, *packed])
+            ptx.store_pair(gOut, packed)
     if live:
         for i in range_constexpr(num_rows):
             state = _state_values(words[i], configuration.bf16_state)
@@ -242,11 +238,7 @@ def _state_values(words: Any, bf16_state: bool) -> list[Float32]:
 
 def _over_warps(sValues: Int32) -> list[Float32]:
     """Four neighbouring partial sums, summed over the warps."""
-    totals = [Float32(0.0)] * 4
-    for warp in range(WARPS):
-        words = ptx.shared_load4(sValues + warp * (4 * PARTIALS))
-        totals = [total + ptx.bits_as_float(word) for total, word in zip(totals, words, strict=True)]
-    return totals
+    return line_sums(sValues, WARPS, 4 * PARTIALS)
 
 
 @cute.kernel

@@ -171,12 +171,7 @@ def _query_and_cache(
                 row_bytes = ROW if configuration.fp8 else 2 * ROW
                 gCache = mCache + slot // PAGE_TOKENS * page_bytes + slot % PAGE_TOKENS * row_bytes
                 if const_expr(configuration.fp8):
-                    values = ptx.widen_bf16(words)
-                    pairs = [ptx.pack_e4m3(values[2 * i], values[2 * i + 1]) for i in range(4)]
-                    ptx.inline_ptx(
-                        "st.global.v2.b32 [{$r0}], {{$r1}, {$r2}};",
-                        read_only_args=[gCache + tid * 8, pairs[0] | (pairs[1] << 16), pairs[2] | (pairs[3] << 16)],
-                    )
+                    ptx.store_pair(gCache + tid * 8, ptx.narrow_e4m3(ptx.widen_bf16(words)))
                 else:
                     ptx.store(gCache + tid * 16, words)
 
