@@ -33,17 +33,10 @@ MIB = 1 << 20
 MOST_AT_PORT = 0.25  # of a round: beyond, its bytes at the port hide what else it takes, as blocks are not in step
 
 
-def _rates(read: Reader, case: str, **parameters: Any) -> list[Statement]:
-    return [(one.label, value) for one, value in read.all(case, "rate", **parameters)]
-
-
 def _full(read: Reader, case: str, num_bytes: int, **parameters: Any) -> list[Statement]:
     """Rates of all SMs, one or two blocks on each."""
-    return [
-        one
-        for blocks in (1, 2)
-        for one in _rates(read, case, bytes=num_bytes, blocks=blocks * read.file.num_sms, **parameters)
-    ]
+    num_sms = read.file.num_sms
+    return read.stated(case, "rate", bytes=num_bytes, blocks=(num_sms, 2 * num_sms), **parameters)
 
 
 def _hops_less_local(read: Reader) -> list[Statement]:
@@ -95,21 +88,19 @@ def _rest_of_hops(read: Reader) -> list[Statement]:
 
 LINK_READINGS: tuple[Reading, ...] = (
     Reading(
-        field="nvlink_egress_bytes_per_s",
-        digits=3,
-        note="16-byte stores of all SMs to one peer, 64 MiB, until performed there; around: 16 MiB, both ways at once, "
+        "nvlink_egress_bytes_per_s", 3,
+        "16-byte stores of all SMs to one peer, 64 MiB, until performed there; around: 16 MiB, both ways at once, "
         "torch's copy.",
         centre=lambda read: _full(read, "link_push", 64 * MIB, both_ways=False),
         around=lambda read: [
             *_full(read, "link_push", 16 * MIB, both_ways=False),
             *_full(read, "link_push", 64 * MIB, both_ways=True),
-            *_rates(read, "link_copy"),
+            *read.stated("link_copy", "rate"),
         ],
     ),
     Reading(
-        field="nvlink_ingress_bytes_per_s",
-        digits=3,
-        note="16-byte loads of all SMs from one peer, 64 MiB; around: 16 MiB, and stores of the peer.",
+        "nvlink_ingress_bytes_per_s", 3,
+        "16-byte loads of all SMs from one peer, 64 MiB; around: 16 MiB, and stores of the peer.",
         centre=lambda read: _full(read, "link_pull", 64 * MIB),
         around=lambda read: [
             *_full(read, "link_pull", 16 * MIB),
@@ -117,17 +108,15 @@ LINK_READINGS: tuple[Reading, ...] = (
         ],
     ),
     Reading(
-        field="nvlink_one_way_s",
-        digits=3,
-        note="A word or 16 bytes from a thread to one that polls its own memory on the peer, less the same within a "
+        "nvlink_one_way_s", 3,
+        "A word or 16 bytes from a thread to one that polls its own memory on the peer, less the same within a "
         "GPU; around: half of what the link adds to a load's round trip.",
         centre=_hops_less_local,
         around=_loads_less_local,
     ),
     Reading(
-        field="nvlink_visibility_s",
-        digits=3,
-        note="Rounds of eight blocks on two GPUs that push to each other and poll one to seven slots, less one way and "
+        "nvlink_visibility_s", 3,
+        "Rounds of eight blocks on two GPUs that push to each other and poll one to seven slots, less one way and "
         "the bytes at the egress rate, where those take a quarter of the round at most; around: one and 32 blocks, and "
         "single threads.",
         centre=lambda read: _rest_of_rounds(read, blocks=8),

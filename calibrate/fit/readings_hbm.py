@@ -1,5 +1,4 @@
-"""HBM: what its probes say of rates, latency, copies and prefetches.
-"""
+"""HBM: what its probes say of rates, latency, copies and prefetches."""
 
 from __future__ import annotations
 
@@ -12,9 +11,7 @@ from k3sim.calibrate.fit.statements import (
     Reading,
     Statement,
     Undetermined,
-    beside_stream,
     less_timestamp,
-    named,
     slope_of,
 )
 
@@ -30,11 +27,9 @@ def _uneven(read: Reader) -> list[Statement]:
     return found
 
 
-def _copies(read: Reader, form: str, in_flight: int, **parameters: Any) -> list[Statement]:
-    return named(
-        read.all(
-            "hbm_copy", "moved_rate", form=form, read_bytes_in_flight_per_sm=in_flight, written_of_four=4, **parameters
-        )
+def _copies(read: Reader, form: str, in_flight: int | tuple[int, ...], **parameters: Any) -> list[Statement]:
+    return read.stated(
+        "hbm_copy", "moved_rate", form=form, read_bytes_in_flight_per_sm=in_flight, written_of_four=4, **parameters
     )
 
 
@@ -62,70 +57,58 @@ def _issued(read: Reader) -> list[Statement]:
 
 HBM_READINGS: tuple[Reading, ...] = (
     Reading(
-        field="hbm_read_bytes_per_s",
-        digits=3,
-        note="Plain 128-bit loads, two blocks of 1,024 threads on each SM, and bulk copies with 64 KiB in flight on "
+        "hbm_read_bytes_per_s", 3,
+        "Plain 128-bit loads, two blocks of 1,024 threads on each SM, and bulk copies with 64 KiB in flight on "
         "each; around: bulk copies with more in flight, and a stream beside a chase of single loads.",
         centre=lambda read: [
-            *named(read.all("hbm_loads_in_flight", "read_rate", blocks=2 * read.file.num_sms)),
-            *named(read.all("hbm_bulk_in_flight", "read_rate", bytes_in_flight_per_sm=LOADED_BYTES, stages=4)),
+            *read.stated("hbm_loads_in_flight", "read_rate", blocks=2 * read.file.num_sms),
+            *read.stated("hbm_bulk_in_flight", "read_rate", bytes_in_flight_per_sm=LOADED_BYTES, stages=4),
         ],
         around=lambda read: [
-            *(
-                one
-                for kib in (96, 128, 192)
-                for one in named(
-                    read.all("hbm_bulk_in_flight", "read_rate", bytes_in_flight_per_sm=kib * 1024, stages=4)
-                )
-            ),
-            *beside_stream(read, "loads_beside_stream", "stream_rate", (131072,)),
-            *named(read.all("hbm_bulk_in_flight_other_gpu", "read_rate")),
+            *read.stated("hbm_bulk_in_flight", "read_rate", bytes_in_flight_per_sm=(98304, 131072, 196608), stages=4),
+            *read.stated("loads_beside_stream", "stream_rate", stream_bytes_in_flight_per_sm=131072),
+            *read.stated("hbm_bulk_in_flight_other_gpu", "read_rate"),
         ],
     ),
     Reading(
-        field="hbm_latency_s",
-        digits=3,
-        note="Pointer chase of one thread over 1 GiB; around: 128 MiB, and single loads of another pass.",
-        centre=lambda read: named(read.all("hbm_chase", "mean_without_stamps", region_mib=1024)),
+        "hbm_latency_s", 3,
+        "Pointer chase of one thread over 1 GiB; around: 128 MiB, and single loads of another pass.",
+        centre=lambda read: read.stated("hbm_chase", "mean_without_stamps", region_mib=1024),
         around=lambda read: [
-            *named(read.all("hbm_chase", "mean_without_stamps", region_mib=128)),
+            *read.stated("hbm_chase", "mean_without_stamps", region_mib=128),
             *less_timestamp(read, "loads_beside_stream", "not_in_l2", stream_bytes_in_flight_per_sm=0),
         ],
     ),
     Reading(
-        field="hbm_bytes_per_s_per_sm",
-        digits=3,
-        note="Bulk copies with 128 KiB in flight on one SM, and each of 32; around: plain loads in batches of 64 KiB.",
+        "hbm_bytes_per_s_per_sm", 3,
+        "Bulk copies with 128 KiB in flight on one SM, and each of 32; around: plain loads in batches of 64 KiB.",
         centre=lambda read: [
             one
             for blocks in (1, 32)
-            for one in named(read.all("hbm_bulk_by_sms", "read_rate", blocks=blocks), 1 / blocks)
+            for one in read.stated("hbm_bulk_by_sms", "read_rate", blocks=blocks, scale=1 / blocks)
         ],
-        around=lambda read: named(read.all("hbm_loads_by_sms", "read_rate", blocks=1)),
+        around=lambda read: read.stated("hbm_loads_by_sms", "read_rate", blocks=1),
     ),
     Reading(
-        field="hbm_partial_grid_loss",
-        digits=2,
-        note="Bulk copies with 128 KiB in flight on 96 SMs against all 132, by the share of blocks that have a pair of "
+        "hbm_partial_grid_loss", 2,
+        "Bulk copies with 128 KiB in flight on 96 SMs against all 132, by the share of blocks that have a pair of "
         "SMs to themselves (sim/machine.py, partial_grid_efficiency).",
         centre=_uneven,
         joint=True,
     ),
     Reading(
-        field="hbm_copy_bytes_per_s",
-        digits=2,
-        note="Read and written bytes of copies with 32 to 128 KiB of reads in flight on each SM, bulk and plain loads; "
+        "hbm_copy_bytes_per_s", 2,
+        "Read and written bytes of copies with 32 to 128 KiB of reads in flight on each SM, bulk and plain loads; "
         "around: in place.",
         centre=lambda read: [
-            *(one for kib in (32, 64, 96) for one in _copies(read, "bulk", 1024 * kib, blocks=132, in_place=False)),
-            *(one for kib in (32, 128) for one in _copies(read, "loads", 1024 * kib, in_place=False)),
+            *_copies(read, "bulk", (32768, 65536, 98304), blocks=132, in_place=False),
+            *_copies(read, "loads", (32768, 131072), in_place=False),
         ],
         around=lambda read: [*_copies(read, "bulk", 65536, in_place=True), *_copies(read, "loads", 131072)],
     ),
     Reading(
-        field="prefetch_bytes_per_s_per_sm",
-        digits=2,
-        note="Share of 8 MiB that is in L2 some time after 8 SMs asked for it; around: requests of 16 and 64 KiB by "
+        "prefetch_bytes_per_s_per_sm", 2,
+        "Share of 8 MiB that is in L2 some time after 8 SMs asked for it; around: requests of 16 and 64 KiB by "
         "the time that their issue takes, which blocks where the queue is full.",
         centre=_prefetched,
         around=_issued,

@@ -1,5 +1,4 @@
-"""L2: what its probes say of rates, latencies, inputs that all blocks load, and waits behind HBM's queue.
-"""
+"""L2: what its probes say of rates, latencies, inputs that all blocks load, and waits behind HBM's queue."""
 
 from __future__ import annotations
 
@@ -11,18 +10,9 @@ from k3sim.calibrate.fit.statements import (
     Statement,
     Undetermined,
     less_timestamp,
-    named,
     needed,
     slope_of,
 )
-
-
-def _chases(read: Reader) -> list[Statement]:
-    return [
-        one
-        for mib in (1, 4, 8, 16, 24)
-        for one in named(read.all("l2_chase_resident", "mean_without_stamps", region_mib=mib))
-    ]
 
 
 def _same_input(read: Reader, form: str, *, blocks: int, of_all: bool = False) -> list[Statement]:
@@ -39,14 +29,13 @@ def _same_input(read: Reader, form: str, *, blocks: int, of_all: bool = False) -
     return needed(found, f"same_input {form} with {blocks} blocks")
 
 
-def _stream_share(read: Reader, kib: int) -> list[Statement]:
+def _stream_share(read: Reader, *kib: int) -> list[Statement]:
     whole = read.one("loads_beside_stream", "stream_rate", stream_bytes_in_flight_per_sm=128 * 1024)
-    return [
-        (label, rate / whole)
-        for label, rate in named(
-            read.all("loads_beside_stream", "stream_rate", stream_bytes_in_flight_per_sm=kib * 1024)
-        )
-    ]
+    in_flight = tuple(1024 * each for each in kib)
+    rates = read.stated("loads_beside_stream", "stream_rate", stream_bytes_in_flight_per_sm=in_flight)
+    return [(label, rate / whole) for label, rate in rates]
+
+
 QUEUES_KIB = (48, 64, 96, 128)  # in flight on each SM: beyond, a queue grows and what a hit waits does not
 
 
@@ -83,99 +72,79 @@ def _queue_without(read: Reader, which: int) -> list[Statement]:
 
 L2_READINGS: tuple[Reading, ...] = (
     Reading(
-        field="l2_read_bytes_per_s",
-        digits=3,
-        note="All SMs, each returning to its own part of 8.7 to 52 MB; around: parts that change SM, 17 to 47 MB.",
-        centre=lambda read: named(read.all("l2_read", "read_rate", tiles_change_sm=False)),
+        "l2_read_bytes_per_s", 3,
+        "All SMs, each returning to its own part of 8.7 to 52 MB; around: parts that change SM, 17 to 47 MB.",
+        centre=lambda read: read.stated("l2_read", "read_rate", tiles_change_sm=False),
         around=lambda read: [
-            one
+            (sample.label, value)
             for sample, value in read.all("l2_read", "read_rate", tiles_change_sm=True)
             if 10e6 < sample.parameters["region_bytes"] < 51e6
-            for one in [(sample.label, value)]
         ],
     ),
     Reading(
-        field="l2_bytes_per_s_per_sm",
-        digits=3,
-        note="One SM alone, 64 KiB of 128-bit loads in flight over 8 MiB; around: 32 KiB in flight, and 1 MiB.",
-        centre=lambda read: named(
-            read.all("l2_read_one_sm", "read_rate", region_bytes=8 * MIB, loads=4, threads=1024)
-        ),
-        around=lambda read: [
-            one for threads in (512, 1024) for one in named(read.all("l2_read_one_sm", "read_rate", threads=threads))
-        ],
+        "l2_bytes_per_s_per_sm", 3,
+        "One SM alone, 64 KiB of 128-bit loads in flight over 8 MiB; around: 32 KiB in flight, and 1 MiB.",
+        centre=lambda read: read.stated("l2_read_one_sm", "read_rate", region_bytes=8 * MIB, loads=4, threads=1024),
+        around=lambda read: read.stated("l2_read_one_sm", "read_rate", threads=(512, 1024)),
     ),
     Reading(
-        field="l2_input_bytes_per_s_per_sm",
-        digits=2,
-        note="112 blocks of a chain load the same 4 to 56 KiB at the same moment by plain loads, just stored or not: "
+        "l2_input_bytes_per_s_per_sm", 2,
+        "112 blocks of a chain load the same 4 to 56 KiB at the same moment by plain loads, just stored or not: "
         "slope over the size; around: by copies into shared memory.",
         centre=lambda read: _same_input(read, "loads", blocks=112),
         around=lambda read: _same_input(read, "copies", blocks=112),
     ),
     Reading(
-        field="l2_fragment_bytes_per_s_per_sm",
-        digits=2,
-        note="The same by copies of 64 bytes of each of eight rows, 28 blocks, 4 and 32 KiB.",
+        "l2_fragment_bytes_per_s_per_sm", 2,
+        "The same by copies of 64 bytes of each of eight rows, 28 blocks, 4 and 32 KiB.",
         centre=lambda read: _same_input(read, "fragments", blocks=28),
     ),
     Reading(
-        field="l2_fragment_bytes_per_s",
-        digits=2,
-        note="The same, 112 blocks together, 4 to 56 KiB.",
+        "l2_fragment_bytes_per_s", 2,
+        "The same, 112 blocks together, 4 to 56 KiB.",
         centre=lambda read: _same_input(read, "fragments", blocks=112, of_all=True),
     ),
     Reading(
-        field="l2_near_latency_s",
-        digits=4,
-        note="Pointer chase over 1 to 24 MiB that the same SM had read; around: the lower decile of lines that other "
+        "l2_near_latency_s", 4,
+        "Pointer chase over 1 to 24 MiB that the same SM had read; around: the lower decile of lines that other "
         "SMs wrote.",
-        centre=_chases,
+        centre=lambda read: read.stated("l2_chase_resident", "mean_without_stamps", region_mib=(1, 4, 8, 16, 24)),
         around=lambda read: less_timestamp(read, "l2_chase_written", "first_read_near_decile"),
     ),
     Reading(
-        field="l2_far_latency_s",
-        digits=3,
-        note="Upper group of lines that other SMs wrote just before, less the clock readings; median over SMs.",
+        "l2_far_latency_s", 3,
+        "Upper group of lines that other SMs wrote just before, less the clock readings; median over SMs.",
         centre=lambda read: less_timestamp(read, "l2_chase_written", "first_read_far_decile"),
     ),
     Reading(
-        field="l2_loaded_latency_s",
-        digits=2,
-        note="Mean of loads that hit L2 while the other SMs stream with 64 KiB in flight each; around: 32, 48 and 128 "
+        "l2_loaded_latency_s", 2,
+        "Mean of loads that hit L2 while the other SMs stream with 64 KiB in flight each; around: 32, 48 and 128 "
         "KiB. The queue decides.",
         centre=lambda read: less_timestamp(
             read, "loads_beside_stream", "mean_in_l2", stream_bytes_in_flight_per_sm=LOADED_BYTES
         ),
-        around=lambda read: [
-            one
-            for kib in (32, 48, 128)
-            for one in less_timestamp(
-                read, "loads_beside_stream", "mean_in_l2", stream_bytes_in_flight_per_sm=kib * 1024
-            )
-        ],
+        around=lambda read: less_timestamp(
+            read, "loads_beside_stream", "mean_in_l2", stream_bytes_in_flight_per_sm=(32768, 49152, 131072)
+        ),
     ),
     Reading(
-        field="l2_queueing_utilisation",
-        digits=2,
-        note="Rate of a stream with 32 KiB in flight on each SM, of that with 128 KiB: the last at which an L2 hit "
+        "l2_queueing_utilisation", 2,
+        "Rate of a stream with 32 KiB in flight on each SM, of that with 128 KiB: the last at which an L2 hit "
         "takes less than 1.35 times as long; around: 24 and 48 KiB.",
         centre=lambda read: _stream_share(read, 32),
-        around=lambda read: [one for kib in (24, 48) for one in _stream_share(read, kib)],
+        around=lambda read: _stream_share(read, 24, 48),
     ),
     Reading(
-        field="l2_hit_queueing_fraction",
-        digits=2,
-        note="What L2 hits wait beside streams with 48 to 128 KiB in flight on each SM, by the time that HBM takes for "
+        "l2_hit_queueing_fraction", 2,
+        "What L2 hits wait beside streams with 48 to 128 KiB in flight on each SM, by the time that HBM takes for "
         "what is in flight: slope of the straight line; around: one stream left out.",
         centre=lambda read: _queue(read, 0),
         around=lambda read: _queue_without(read, 0),
         joint=True,
     ),
     Reading(
-        field="hbm_queue_threshold_s",
-        digits=2,
-        note="As l2_hit_queueing_fraction: where the straight line begins.",
+        "hbm_queue_threshold_s", 2,
+        "As l2_hit_queueing_fraction: where the straight line begins.",
         centre=lambda read: _queue(read, 1),
         around=lambda read: _queue_without(read, 1),
         joint=True,

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from k3sim.calibrate.fit.statements import Reader, Reading, Statement, Undetermined, named, needed, slope_of
+from k3sim.calibrate.fit.statements import Reader, Reading, Statement, Undetermined, needed, slope_of
 
 AFTER_WEIGHTS = {"pattern": "Gt", "streamed_bytes": 51904512, "copies_of_code": 32, "rehearsed": False}
 
@@ -68,6 +68,15 @@ def _dispatch(read: Reader, kernel: str) -> list[Statement]:
     return [(f"graph_node_period {kernel} 528 less 132 blocks", (more - fewer) / 396)]
 
 
+def _entry_of_blocks(read: Reader) -> list[Statement]:
+    """First to last entry of a full grid, by blocks beyond the first."""
+    num_sms = read.file.num_sms
+    whole = read.stated(
+        "graph_boundary", "first_to_last_block", pdl=False, producer_blocks=num_sms, consumer_blocks=num_sms
+    )
+    return [(label, value / (num_sms - 1)) for label, value in whole]
+
+
 def _placed(read: Reader, quantity: str, *, beside: bool, **parameters: Any) -> list[Statement]:
     """Of the second kernel, which its predecessor lets in early: cases in which all its blocks found room, or none.
 
@@ -89,6 +98,8 @@ def _forks(read: Reader) -> list[Statement]:
             others = read.all(case, "fork_other_stream", **sample.parameters)
             found += [(sample.label.replace("same", "other less same"), value - first) for _, value in others]
     return found
+
+
 CHAIN = {"blocks": 132, "threads": 256}
 
 
@@ -116,39 +127,34 @@ def _held_tails(read: Reader, grids: Iterable[tuple[int, int]]) -> list[Statemen
 
 LAUNCH_READINGS: tuple[Reading, ...] = (
     Reading(
-        field="pdl_trigger_to_launch_s",
-        digits=3,
-        note="Trigger in the last block's first instructions to the first instruction of a PDL kernel that finds room "
+        "pdl_trigger_to_launch_s", 3,
+        "Trigger in the last block's first instructions to the first instruction of a PDL kernel that finds room "
         "beside it on every SM; around: half of the SMs taken.",
         centre=lambda read: _placed(read, "first_entry_after_start", beside=True, blocks=[132, 132]),
-        around=lambda read: named(
-            read.all("residency", "first_entry_after_start", pdl=True, blocks=[read.file.num_sms // 2, 132])
+        around=lambda read: read.stated(
+            "residency", "first_entry_after_start", pdl=True, blocks=[read.file.num_sms // 2, 132]
         ),
     ),
     Reading(
-        field="block_refill_s",
-        digits=2,
-        note="End of the last block on an SM to the first instruction there of a PDL kernel that had no room: by "
+        "block_refill_s", 2,
+        "End of the last block on an SM to the first instruction there of a PDL kernel that had no room: by "
         "shared memory, carve-out, threads and registers.",
         centre=lambda read: _placed(read, "entry_after_sm", beside=False, blocks=[132, 132]),
         around=lambda read: _placed(read, "entry_after_sm", beside=False),
     ),
     Reading(
-        field="fork_s",
-        digits=2,
-        note="Two nodes on two streams behind one: entry of the second less that of the first, all grids.",
+        "fork_s", 2,
+        "Two nodes on two streams behind one: entry of the second less that of the first, all grids.",
         centre=_forks,
     ),
     Reading(
-        field="launch_latency_s",
-        digits=2,
-        note="Boundary without PDL less the release of a waiting consumer of the same grids, all grids.",
+        "launch_latency_s", 2,
+        "Boundary without PDL less the release of a waiting consumer of the same grids, all grids.",
         centre=lambda read: [(label, entry - resume) for label, entry, resume in edges_of(read, threads=256)],
     ),
     Reading(
-        field="grid_completion_s",
-        digits=2,
-        note="End of the producer to the end of griddepcontrol.wait in a waiting consumer, full grids that write; "
+        "grid_completion_s", 2,
+        "End of the producer to the end of griddepcontrol.wait in a waiting consumer, full grids that write; "
         "around: other grids, nothing written, and after a stream of weights.",
         centre=lambda read: [(f"{label} end_to_resume", resume) for label, _, resume in full_grids(read)],
         around=lambda read: [
@@ -157,53 +163,38 @@ LAUNCH_READINGS: tuple[Reading, ...] = (
         ],
     ),
     Reading(
-        field="kernel_prologue_s",
-        digits=2,
-        note="Kernel parameters, block size and first code of a tiny kernel after weights; around: other shapes, and "
+        "kernel_prologue_s", 2,
+        "Kernel parameters, block size and first code of a tiny kernel after weights; around: other shapes, and "
         "the parameters of a kernel that has few.",
         centre=lambda read: tiny_stages(
             read, "parameter", "prologue_or_wait", pdl=False, tiny_blocks=1, tiny_threads=512
         ),
         around=lambda read: [
             *tiny_stages(read, "parameter", "prologue_or_wait", pdl=False),
-            *named(read.all("tiny_kernel", "0G.parameter", **AFTER_WEIGHTS, pdl=False)),
+            *read.stated("tiny_kernel", "0G.parameter", **AFTER_WEIGHTS, pdl=False),
         ],
     ),
     Reading(
-        field="kernel_exit_cold_s",
-        digits=2,
-        note="Slowest warp and stores of a tiny kernel after weights: its reduction and store stages less a reduction "
+        "kernel_exit_cold_s", 2,
+        "Slowest warp and stores of a tiny kernel after weights: its reduction and store stages less a reduction "
         "in a loop; median of three shapes.",
         centre=_tails,
     ),
     Reading(
-        field="kernel_exit_warm_s",
-        digits=2,
-        note="Period of a chain of kernels whose code is held, by the loads they do one after another: at none, less "
+        "kernel_exit_warm_s", 2,
+        "Period of a chain of kernels whose code is held, by the loads they do one after another: at none, less "
         "the release; around: other grids and blocks.",
         centre=lambda read: _held_tails(read, [(132, 256)]),
         around=lambda read: _held_tails(read, [(132, 128), (132, 448), (8, 256), (56, 256), (264, 256)]),
     ),
     Reading(
-        field="block_dispatch_s",
-        digits=2,
-        note="Period of empty nodes at 528 blocks less that at 132; around: nodes that write, and first to last entry "
+        "block_dispatch_s", 2,
+        "Period of empty nodes at 528 blocks less that at 132; around: nodes that write, and first to last entry "
         "of a full grid.",
         centre=lambda read: _dispatch(read, "empty"),
         around=lambda read: [
             *_dispatch(read, "write_rows"),
-            *(
-                (label, value / (read.file.num_sms - 1))
-                for label, value in named(
-                    read.all(
-                        "graph_boundary",
-                        "first_to_last_block",
-                        pdl=False,
-                        producer_blocks=read.file.num_sms,
-                        consumer_blocks=read.file.num_sms,
-                    )
-                )
-            ),
+            *_entry_of_blocks(read),
         ],
     ),
 )

@@ -1,5 +1,4 @@
-"""Loopback: pushes into slots of the own memory, as one GPU stands for its peers.
-"""
+"""Loopback: pushes into slots of the own memory, as one GPU stands for its peers."""
 
 from __future__ import annotations
 
@@ -33,18 +32,16 @@ def _slots_of_others(read: Reader, which: int) -> list[Statement]:
 
 LOOPBACK_READINGS: tuple[Reading, ...] = (
     Reading(
-        field="loopback_visibility_s",
-        digits=2,
-        note="A row pushed to slots of the own memory until a poller in another block has it, half a round: at one "
+        "loopback_visibility_s", 2,
+        "A row pushed to slots of the own memory until a poller in another block has it, half a round: at one "
         "slot, by a straight line over 1, 8 and 16; around: other grids at 16 slots.",
         centre=lambda read: _slots(read, 0, same_block=False),
         around=lambda read: _slots_of_others(read, 0),
         joint=True,
     ),
     Reading(
-        field="loopback_slot_s",
-        digits=2,
-        note="As loopback_visibility_s: what each further slot adds, a store and a load a thread; around: other grids, "
+        "loopback_slot_s", 2,
+        "As loopback_visibility_s: what each further slot adds, a store and a load a thread; around: other grids, "
         "and the line of a block that polls what it pushed itself.",
         centre=lambda read: _slots(read, 1, same_block=False),
         around=lambda read: [*_slots_of_others(read, 1), *_slots(read, 1, same_block=True)],

@@ -7,8 +7,9 @@ no model of the machine is needed to read one.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from k3sim.calibrate.samples import Sample, SampleFile
@@ -28,6 +29,8 @@ class Case:
     label: str
     value: float
     central: bool
+
+
 Statement = tuple[str, float]
 
 
@@ -63,6 +66,15 @@ class Reader:
         found = self.file.matching(case, quantity, **parameters)
         return [(one, self._si(one)) for one in found if not one.instability]
 
+    def stated(self, case: str, quantity: str, *, scale: float = 1.0, **parameters: Any) -> list[Statement]:
+        """What every stable sample says, by its label. A parameter that is a tuple takes each of its values in turn."""
+        several = {name: each for name, each in parameters.items() if isinstance(each, tuple)}
+        return [
+            (one.label, value * scale)
+            for chosen in product(*several.values())
+            for one, value in self.all(case, quantity, **{**parameters, **dict(zip(several, chosen, strict=True))})
+        ]
+
     def _si(self, sample: Sample) -> float:
         self.used.add(sample.label)
         value = self._draw(sample)
@@ -85,7 +97,7 @@ class Reader:
         return loaded / self.one("handoff_beside_stream", "one_handoff", stream_bytes_in_flight_per_sm=0)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Reading:
     """How one field of the profile follows from samples. ``digits``: significant ones that the cases agree on."""
 
@@ -97,10 +109,6 @@ class Reading:
     joint: bool = False  # a rule of the simulator is inverted over several cases
 
 
-def named(found: Iterable[tuple[Sample, float]], scale: float = 1.0) -> list[Statement]:
-    return [(one.label, value * scale) for one, value in found]
-
-
 def needed(found: list[Statement], what: str) -> list[Statement]:
     if not found:
         raise Undetermined(f"no stable sample of {what}")
@@ -108,13 +116,7 @@ def needed(found: list[Statement], what: str) -> list[Statement]:
 
 
 def less_timestamp(read: Reader, case: str, quantity: str, **parameters: Any) -> list[Statement]:
-    return [(label, value - read.timestamp_s) for label, value in named(read.all(case, quantity, **parameters))]
-
-
-def beside_stream(read: Reader, case: str, quantity: str, in_flight: Sequence[int]) -> list[Statement]:
-    return [
-        one for each in in_flight for one in named(read.all(case, quantity, stream_bytes_in_flight_per_sm=each))
-    ]
+    return [(label, value - read.timestamp_s) for label, value in read.stated(case, quantity, **parameters)]
 
 
 def slope_of(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
