@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Capture, run
 
-from k3sim.cli import COMMANDS, main
+from k3sim.cli import COMMANDS
 from k3sim.errors import UserError
 from k3sim.kernels.harness.check import Checked
 from k3sim.sim.question import Options, read_side
@@ -22,16 +23,6 @@ from k3sim.sim.question import Options, read_side
 ROOT = Path(__file__).parents[1]
 FILES = {"timeline.json", "timeline.html", "timeline.pftrace", "stages.csv"}
 
-Capture = pytest.CaptureFixture[str]
-
-
-def run(*arguments: str) -> int:
-    """Exit status of a command that runs in this process."""
-    with pytest.raises(SystemExit) as exit_info:
-        main(list(arguments))
-    status = exit_info.value.code
-    assert isinstance(status, int)
-    return status
 
 
 def refusal(capsys: Capture, *arguments: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Capture, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,21 +17,12 @@ from k3sim.calibrate.decode.launches import Launch, timeline_from
 from k3sim.calibrate.decode.lines import lines_of
 from k3sim.calibrate.decode.measured import Measured
 from k3sim.calibrate.decode.options import DecodeOptions, case_of
-from k3sim.cli import main
 from k3sim.errors import UserError
 from k3sim.measured_report import read_measured
 from k3sim.sim.export.document import dump_json
 from k3sim.stage_comparison import compare_files
 
 STORED = Path(__file__).parents[1] / "calibrate" / "data" / "h200-decode-fused.json"
-Capture = pytest.CaptureFixture[str]
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as exit_info:
-        main(list(arguments))
-    assert isinstance(exit_info.value.code, int)
-    return exit_info.value.code
 
 
 def measured(**options: Any) -> Measured:

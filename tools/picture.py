@@ -30,6 +30,7 @@ h3:has(+ [data-timeline=mla]), h3:has(+ [data-timeline=step]) { display: none !i
 main > section { margin-top: 14px; padding-top: 12px; }
 </style>"""
 
+#: Of a browser that draws a page without a network; ``tests/sim/browser.py`` takes them too.
 CHROMIUM_OPTIONS = (
     "--headless",
     "--no-sandbox",

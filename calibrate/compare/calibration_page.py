@@ -10,19 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.compare.page_parts import (
-    DRAW,
-    GRID,
-    LAYOUT,
-    Point,
-    equal_line,
-    html_table,
-    parity_layout,
-    parity_points,
-    percent,
-    signed_percent,
-)
-from k3sim.sim.export.html import html_document
+from k3sim.calibrate.compare import page_parts
 from k3sim.sim.export.whole_file import write_whole_file
 
 COLOURS = {"probe": "#7a8794", "kernel": "#1f5fa8", "step": "#c2571a"}
@@ -46,7 +34,7 @@ def page(fit: Mapping[str, Any] | None, check: Mapping[str, Any] | None) -> str:
         figures["errors"] = error_figure(check["cases"])
         sections += _check_sections(check)
     title = f"Calibration of {(fit or check or {}).get('machine', '')}"
-    return html_document(title, f"<h1>{escape(title)}</h1>\n{''.join(sections)}", figures, DRAW)
+    return page_parts.page_of(title, sections, figures)
 
 
 def residual_figure(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -75,27 +63,27 @@ def residual_figure(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "data": traces,
         "layout": {
-            **LAYOUT,
+            **page_parts.LAYOUT,
             "height": 120 + 24 * rows,
-            "xaxis": {**GRID, "title": {"text": "case against the value, %"}},
-            "yaxis": {**GRID, "autorange": "reversed"},
+            "xaxis": {**page_parts.GRID, "title": {"text": "case against the value, %"}},
+            "yaxis": {**page_parts.GRID, "autorange": "reversed"},
         },
     }
 
 
 def against_figure(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Measured (x) against predicted (y), logarithmic, with intervals and the diagonal."""
-    of_kind: dict[str, list[Point]] = {}
+    of_kind: dict[str, list[page_parts.Point]] = {}
     for one in cases:
         point = (one["label"], one["measured"], one["predicted"], one["low"], one["high"])
         of_kind.setdefault(one["kind"], []).append(point)
-    traces = [equal_line(point for points in of_kind.values() for point in points)]
+    traces = [page_parts.equal_line(point for points in of_kind.values() for point in points)]
     traces += [
-        parity_points(of_kind[kind], kind, "measured", colour, size=7)
+        page_parts.parity_points(of_kind[kind], kind, "measured", colour, size=7)
         for kind, colour in COLOURS.items()
         if kind in of_kind
     ]
-    return {"data": traces, "layout": parity_layout("measured", 560)}
+    return {"data": traces, "layout": page_parts.parity_layout("measured", 560)}
 
 
 def error_figure(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -117,18 +105,18 @@ def error_figure(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "data": traces,
         "layout": {
-            **LAYOUT,
-            "margin": {**LAYOUT["margin"], "l": 420},
+            **page_parts.LAYOUT,
+            "margin": {**page_parts.LAYOUT["margin"], "l": 420},
             "showlegend": False,
             "height": 120 + 19 * len(shown),
-            "xaxis": {**GRID, "title": {"text": "prediction against measurement, %"}},
+            "xaxis": {**page_parts.GRID, "title": {"text": "prediction against measurement, %"}},
             "yaxis": {"range": [len(shown) - 0.5, -0.5], "automargin": True},
         },
     }
 
 
 def _fit_sections(fit: Mapping[str, Any]) -> list[str]:
-    values = html_table(
+    values = page_parts.html_table(
         ("field", "value", "low", "high", "unit", "how", "worst case left out"),
         (
             (
@@ -169,19 +157,19 @@ def _fit_sections(fit: Mapping[str, Any]) -> list[str]:
         sections.append(
             "<section><h2>What kernels say of values without a probe</h2><p>Reported, not put into the profile: such a "
             "value also takes up what a cost function leaves out.</p><div class='wide'>"
-            f"{html_table(columns, kernels, numbers=(1, 2, 3, 4))}</div></section>"
+            f"{page_parts.html_table(columns, kernels, numbers=(1, 2, 3, 4))}</div></section>"
         )
-    refused = html_table(("sample", "why"), ((one["case"], one["reason"]) for one in fit["refused"]))
+    refused = page_parts.html_table(("sample", "why"), ((one["case"], one["reason"]) for one in fit["refused"]))
     sections.append(
         "<section><h2>Not determined</h2><p>The profile keeps what it had.</p><div class='wide'>"
-        f"{html_table(('field', 'why'), fit['undetermined'].items())}</div>"
+        f"{page_parts.html_table(('field', 'why'), fit['undetermined'].items())}</div>"
         f"<details><summary>Refused samples</summary><div class='wide'>{refused}</div></details></section>"
     )
     return sections
 
 
 def _check_sections(check: Mapping[str, Any]) -> list[str]:
-    rows = html_table(
+    rows = page_parts.html_table(
         ("kind", "case", "measured us", "predicted us", "error", "interval us", "inside", "in the fit"),
         (
             (
@@ -189,7 +177,7 @@ def _check_sections(check: Mapping[str, Any]) -> list[str]:
                 one["label"],
                 f"{one['measured']:,.4g}",
                 f"{one['predicted']:,.4g}",
-                signed_percent(one["error"]),
+                page_parts.signed_percent(one["error"]),
                 f"{one['low']:,.4g} to {one['high']:,.4g}",
                 "yes" if one["inside_interval"] else "no",
                 "yes" if one["used_in_fit"] else "no",
@@ -198,14 +186,14 @@ def _check_sections(check: Mapping[str, Any]) -> list[str]:
         ),
         numbers=(2, 3, 4, 5),
     )
-    totals = html_table(
+    totals = page_parts.html_table(
         ("not in the fit", "cases", "median error", "95th percentile", "worst", "inside the 90 % interval"),
         (
             (
                 f"{kind}s",
                 f"{one['cases']}",
-                *(percent(one[name]) for name in ("median_error", "p95_error", "worst_error")),
-                percent(one["inside_interval"], 0),
+                *(page_parts.percent(one[name]) for name in ("median_error", "p95_error", "worst_error")),
+                page_parts.percent(one["inside_interval"], 0),
             )
             for kind, one in check["summary"].items()
         ),

@@ -34,6 +34,17 @@ class ChainedKernel:
     receives: str = ""
 
 
+def kda_counts(heads: int, rows: int) -> dict[str, int]:
+    """Shape of a KDA step with an fp32 state: 128 by 128 a head, a convolution over four tokens."""
+    return {
+        "rows": rows,
+        "heads": heads,
+        "state_bytes": heads * 128 * 128 * 4,
+        "conv_state_bytes": heads * 2304,
+        "conv_weight_bytes": heads * 6144,
+    }
+
+
 def bf16(num_outputs: int, depth: int) -> tuple[int, int, int]:
     """Weights of a matrix in two bytes each."""
     return num_outputs, depth, 2 * num_outputs * depth

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
+
+from k3sim.sim.export.html import html_document
 
 DRAW = """
 const figures = JSON.parse(document.getElementById("figures").textContent);
@@ -22,6 +24,11 @@ LAYOUT: dict[str, Any] = {
 }
 GRID = {"gridcolor": "#edf0f3", "zerolinecolor": "#9aa5b1"}
 Point = tuple[str, float, float, float, float]  # text, measured, predicted, low and high, in microseconds
+
+
+def page_of(title: str, sections: Iterable[str], figures: Mapping[str, Any]) -> str:
+    """A whole page: its title, sections, and the figures that they leave room for."""
+    return html_document(title, f"<h1>{escape(title)}</h1>\n{''.join(sections)}", figures, DRAW)
 
 
 def equal_line(

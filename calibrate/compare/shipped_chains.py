@@ -5,7 +5,7 @@ One row a case, by the name of its operator and of the case. Pairs that push and
 
 from __future__ import annotations
 
-from k3sim.calibrate.compare.chain import ChainedKernel, bf16
+from k3sim.calibrate.compare.chain import ChainedKernel, bf16, kda_counts
 from k3sim.kernels.harness.cases import rows_in_words
 
 GEMVS = (
@@ -23,14 +23,8 @@ def _experts(width: int, rows: int = 1) -> tuple[tuple[int, int, int], ...]:
 
 
 def kda(heads: int, rows: int) -> ChainedKernel:
-    shape = {
-        "rows": rows,
-        "heads": heads,
-        "state_bytes": heads * 128 * 128 * 4,
-        "conv_state_bytes": heads * 2304,
-        "conv_weight_bytes": heads * 6144,
-    }
-    return ChainedKernel(operator="kda_decode.cluster", weights=(bf16(heads * 128, 128),), shape=shape)
+    weights = (bf16(heads * 128, 128),)
+    return ChainedKernel(operator="kda_decode.cluster", weights=weights, shape=kda_counts(heads, rows))
 
 
 def _attention(heads: int, context: int, kv_row_bytes: int) -> ChainedKernel:

@@ -70,14 +70,11 @@ class MeasuredChain:
 
 
 def compare_chains(
-    chains: Sequence[MeasuredChain],
-    machines: Sequence[Machine],
-    *,
-    jobs: int | None = None,
-    on_done: OnDone = ignore_progress,
-) -> Iterator[ComparedCase]:
-    """``MeasuredChain.compared`` of each, in several processes."""
-    return run_jobs([partial(one.compared, tuple(machines)) for one in chains], jobs=jobs, on_done=on_done)
+    chains: Sequence[MeasuredChain], *, jobs: int | None = None, on_done: OnDone = ignore_progress
+) -> list[ComparedCase]:
+    """``MeasuredChain.compared`` of each, by the shipped profile, in several processes."""
+    machines = (load_machine(MEASURED),)
+    return list(run_jobs([partial(one.compared, machines) for one in chains], jobs=jobs, on_done=on_done))
 
 
 @cache
@@ -138,7 +135,7 @@ def shipped_kernel_cases(*, jobs: int | None = None, on_done: OnDone = ignore_pr
         )
         for num_rows, name in MANY_ROWS
     ]
-    return list(compare_chains(chains, [load_machine(MEASURED)], jobs=jobs, on_done=on_done))
+    return compare_chains(chains, jobs=jobs, on_done=on_done)
 
 
 def _kda_median_us(name: str) -> float:
@@ -149,4 +146,4 @@ def _kda_median_us(name: str) -> float:
 def cublas_cases(*, jobs: int | None = None, on_done: OnDone = ignore_progress) -> list[ComparedCase]:
     """cuBLAS on the same shapes, on plain graph edges."""
     chains = [one for timing in readings() for one in _cublas(timing)]
-    return list(compare_chains(chains, [load_machine(MEASURED)], jobs=jobs, on_done=on_done))
+    return compare_chains(chains, jobs=jobs, on_done=on_done)

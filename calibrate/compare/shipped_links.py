@@ -67,7 +67,7 @@ def link_chains() -> list[MeasuredChain]:
 
 def link_kernel_cases(*, jobs: int | None = None, on_done: OnDone = ignore_progress) -> list[ComparedCase]:
     """Chains of exchanges over the link, in microseconds a round."""
-    return list(compare_chains(link_chains(), [load_machine("h200")], jobs=jobs, on_done=on_done))
+    return compare_chains(link_chains(), jobs=jobs, on_done=on_done)
 
 
 def measured_link_steps() -> list[dict[str, Any]]:

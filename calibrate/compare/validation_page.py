@@ -11,22 +11,10 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from k3sim.calibrate.compare import page_parts
 from k3sim.calibrate.compare.case import ComparedCase
 from k3sim.calibrate.compare.claims import JudgedClaim
-from k3sim.calibrate.compare.page_parts import (
-    DRAW,
-    GRID,
-    LAYOUT,
-    Point,
-    equal_line,
-    html_table,
-    parity_layout,
-    parity_points,
-    percent,
-    signed_percent,
-)
 from k3sim.calibrate.compare.validate import Validation, groups, summary
-from k3sim.sim.export.html import html_document
 from k3sim.sim.export.whole_file import write_whole_file
 
 TITLE = "Published results beside predictions"
@@ -43,8 +31,7 @@ def page(found: Validation, claims: Sequence[JudgedClaim]) -> str:
     figures: dict[str, Any] = {"parity": parity_figure(found.rows)} if found.rows else {}
     for number, (_, steps) in enumerate(found.ladders):
         figures[f"ladder{number}"] = ladder_figure(steps)
-    sections = "".join([*_rows(found), *_ladders(found), *_claims(claims)])
-    return html_document(TITLE, f"<h1>{TITLE}</h1>\n{sections}", figures, DRAW)
+    return page_parts.page_of(TITLE, [*_rows(found), *_ladders(found), *_claims(claims)], figures)
 
 
 def parity_figure(rows: Sequence[ComparedCase]) -> dict[str, Any]:
@@ -56,7 +43,7 @@ def parity_figure(rows: Sequence[ComparedCase]) -> dict[str, Any]:
 
     points = [point(row) for row in rows]
     traces = [
-        equal_line(points, margin=1.2, factor=factor, name=name)
+        page_parts.equal_line(points, margin=1.2, factor=factor, name=name)
         for factor, name in ((1.0, "equal"), (1 + TOLERANCE, "+20 %"), (1 - TOLERANCE, "-20 %"))
     ]
     machines = sorted({row.hardware for row in rows})
@@ -67,10 +54,9 @@ def parity_figure(rows: Sequence[ComparedCase]) -> dict[str, Any]:
             if of:
                 shown = [symbol if row.judged else f"{symbol}-open" for row in of]
                 name = f"{machine}, {kind}s"
-                traces.append(
-                    parity_points([point(row) for row in of], name, "published", colour, size=8, symbol=shown)
-                )
-    return {"data": traces, "layout": parity_layout("published", 620)}
+                placed = [point(row) for row in of]
+                traces.append(page_parts.parity_points(placed, name, "published", colour, size=8, symbol=shown))
+    return {"data": traces, "layout": page_parts.parity_layout("published", 620)}
 
 
 def ladder_figure(steps: Sequence[Any]) -> dict[str, Any]:
@@ -93,9 +79,9 @@ def ladder_figure(steps: Sequence[Any]) -> dict[str, Any]:
             )
         ],
         "layout": {
-            **LAYOUT,
+            **page_parts.LAYOUT,
             "height": 140 + 46 * len(shown),
-            "xaxis": {**GRID, "title": {"text": "saved of the step, ms"}},
+            "xaxis": {**page_parts.GRID, "title": {"text": "saved of the step, ms"}},
             "yaxis": {"autorange": "reversed", "automargin": True},
         },
     }
@@ -104,15 +90,15 @@ def ladder_figure(steps: Sequence[Any]) -> dict[str, Any]:
 def _rows(found: Validation) -> list[str]:
     if not found.rows:
         return []
-    totals = html_table(
+    totals = page_parts.html_table(
         ("judged", "rows", "median error", "worst", "inside the 90 % interval"),
         (
             (
                 f"{kind}s",
                 str(one["rows"]),
-                percent(one["median_error"]),
-                percent(one["worst_error"]),
-                percent(one["inside_interval"], 0),
+                page_parts.percent(one["median_error"]),
+                page_parts.percent(one["worst_error"]),
+                page_parts.percent(one["inside_interval"], 0),
             )
             for kind, one in summary(found.rows).items()
         ),
@@ -120,7 +106,7 @@ def _rows(found: Validation) -> list[str]:
     )
     parts = []
     for (kind, hardware, engine), rows in groups(found.rows).items():
-        table = html_table(
+        table = page_parts.html_table(
             ("what", "published", "predicted", "unit", "error", "interval", "inside", "not known", "source", "command"),
             (
                 (
@@ -128,7 +114,7 @@ def _rows(found: Validation) -> list[str]:
                     f"{row.measured:,.4g}",
                     f"{row.predicted:,.4g}",
                     row.unit,
-                    signed_percent(row.error),
+                    page_parts.signed_percent(row.error),
                     f"{row.interval[0]:,.4g} to {row.interval[1]:,.4g}",
                     "yes" if row.inside_interval else "no",
                     row.unknown,
@@ -152,7 +138,7 @@ def _rows(found: Validation) -> list[str]:
 def _ladders(found: Validation) -> list[str]:
     sections = []
     for number, (ladder, steps) in enumerate(found.ladders):
-        table = html_table(
+        table = page_parts.html_table(
             ("step", "after it ms", "predicted ms", "saved ms", "predicted", "verdict", "why"),
             (
                 (
@@ -182,7 +168,7 @@ def _claims(claims: Sequence[JudgedClaim]) -> list[str]:
     sections = []
     for one in claims:
         scenario = one.scenario
-        figures = html_table(
+        figures = page_parts.html_table(
             ("figure", "claimed", "predicted", "90 % of draws", "unit", "verdict"),
             (
                 (
@@ -203,7 +189,8 @@ def _claims(claims: Sequence[JudgedClaim]) -> list[str]:
             (each.label, f"{each.predicted:.4g}", f"{each.low:.4g} to {each.high:.4g}", "yes" if holds else "no")
             for each, holds in one.alternatives
         ]
-        more = html_table(("otherwise", "predicted", "90 % of draws", "the claim holds"), series + others, (1, 2))
+        columns = ("otherwise", "predicted", "90 % of draws", "the claim holds")
+        more = page_parts.html_table(columns, series + others, (1, 2))
         sections.append(
             f"<section><h2>{escape(scenario.title)}: {escape(one.verdict)}</h2><p>{escape(scenario.claim)}.</p>"
             f"<div class='wide'>{figures}</div><p><b>Boundary.</b> {escape(scenario.boundary)}</p>"

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.compare.chain import ChainedKernel, bf16, chain_us
+from k3sim.calibrate.compare.chain import ChainedKernel, bf16, chain_us, kda_counts
 from k3sim.calibrate.fit.kernel_fit import KernelFit, Parameters, Shape, fit_kernels
 from k3sim.calibrate.fit.kernel_table_file import COLUMNS, cells_of
 from k3sim.errors import UserError
@@ -35,6 +35,7 @@ from k3sim.sim.profile import profile_path
 
 MAX_ROWS = 16  # rows of a batch: decode at low concurrency
 HIDDEN, LATENT, INTERMEDIATE, EXPERTS, TOP_K = 7168, 3584, 3072, 896, 16
+TOO_MANY = f"more than {MAX_ROWS} rows"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +105,14 @@ def row_of(given: Mapping[str, str | None]) -> TableRow | str:
     for group, op, read in READERS:
         if re.search(op, cells["op"]) is None:
             continue
-        found = read(cells)
-        if isinstance(found, str):
-            return found
+        try:
+            kernels, copies = read(cells)
+        except Unpriced as reason:
+            return str(reason)
         if not cells["time_us"].strip():
             return "no time"
         measured_us = _time_us(cells["time_us"])
         replay = "one kernel per CUDA-graph replay" in cells["notes"]
-        kernels, copies = found
         return TableRow(
             machine=machine,
             group=group,
@@ -148,18 +149,32 @@ def _machine(hardware: str) -> str | None:
 Chain = tuple[tuple[ChainedKernel, ...], int | None]
 
 
+class Unpriced(Exception):
+    """Nothing can be priced that a row describes, and why."""
+
+
+def _shape(cells: dict[str, str], *names: str, lacking: str = "shape is not stated") -> list[int]:
+    found = _numbers(cells["shape"], *names)
+    if found is None:
+        raise Unpriced(lacking)
+    return found
+
+
+def _check_rows(rows: int) -> None:
+    if rows > MAX_ROWS:
+        raise Unpriced(TOO_MANY)
+
+
 def _numbers(text: str, *names: str) -> list[int] | None:
     found = [re.search(rf"\b{name}=(\d+)", text) for name in names]
     return [int(one.group(1)) for one in found if one] if all(found) else None
 
 
-def _gemm(cells: dict[str, str]) -> Chain | str:
-    shape = _numbers(cells["shape"], "M", "N", "K")
-    if shape is None or cells["dtype"] != "bfloat16":
-        return "not a bf16 product"
-    rows, outputs, depth = shape
-    if rows > MAX_ROWS:
-        return f"more than {MAX_ROWS} rows"
+def _gemm(cells: dict[str, str]) -> Chain:
+    if cells["dtype"] != "bfloat16":
+        raise Unpriced("not a bf16 product")
+    rows, outputs, depth = _shape(cells, "M", "N", "K", lacking="not a bf16 product")
+    _check_rows(rows)
     # cuBLASLt launches its Blackwell kernels as programmatic dependents that wait inside (xiaguan/kern-k3-pp-prefill
     # notes/d-mlp.md, 2026-10).
     launch = "graph" if _machine(cells["hardware"]) == "h200" else "pdl"
@@ -168,53 +183,36 @@ def _gemm(cells: dict[str, str]) -> Chain | str:
     return (kernel,), 6 if "6 different weight copies" in cells["condition"] else None
 
 
-def _gemv(cells: dict[str, str]) -> Chain | str:
-    shape = _numbers(cells["shape"], "M", "N", "K")
-    if shape is None:
-        return "shape is not stated"
-    rows, outputs, depth = shape
-    if rows > MAX_ROWS:
-        return f"more than {MAX_ROWS} rows"
+def _gemv(cells: dict[str, str]) -> Chain:
+    rows, outputs, depth = _shape(cells, "M", "N", "K")
+    _check_rows(rows)
     kernel = ChainedKernel(operator="skinny_gemv.low_latency", weights=(bf16(outputs, depth),), shape={"rows": rows},
                 trigger="stream")  # fmt: skip
     return (kernel,), 8
 
 
-def _attn_res(cells: dict[str, str]) -> Chain | str:
-    shape = _numbers(cells["shape"], "tokens")
-    if shape is None or shape[0] > MAX_ROWS:
-        return f"more than {MAX_ROWS} rows"
-    kernel = ChainedKernel(operator="attn_res.single_block", shape={"rows": shape[0], "hidden": HIDDEN, "sources": 9},
+def _attn_res(cells: dict[str, str]) -> Chain:
+    (rows,) = _shape(cells, "tokens", lacking=TOO_MANY)
+    _check_rows(rows)
+    kernel = ChainedKernel(operator="attn_res.single_block", shape={"rows": rows, "hidden": HIDDEN, "sources": 9},
                 launch="graph", trigger="end")  # fmt: skip
     return (kernel,), None
 
 
-def _kda(cells: dict[str, str]) -> Chain | str:
-    shape = _numbers(cells["shape"], "heads", "batch") or _numbers(cells["shape"], "H", "batch")
-    if shape is None:
-        return "shape is not stated"
-    heads, rows = shape
-    if rows > MAX_ROWS:
-        return f"more than {MAX_ROWS} rows"
-    counts = {
-        "rows": rows,
-        "heads": heads,
-        "state_bytes": heads * 128 * 128 * 4,
-        "conv_state_bytes": heads * 2304,
-        "conv_weight_bytes": heads * 6144,
-    }
-    return (ChainedKernel(operator="kda_decode.per_head", shape=counts, launch="graph", trigger="end"),), None
+def _kda(cells: dict[str, str]) -> Chain:
+    heads, rows = _numbers(cells["shape"], "heads", "batch") or _shape(cells, "H", "batch")
+    _check_rows(rows)
+    shape = kda_counts(heads, rows)
+    return (ChainedKernel(operator="kda_decode.per_head", shape=shape, launch="graph", trigger="end"),), None
 
 
-def _experts(cells: dict[str, str]) -> Chain | str:
-    shape = _numbers(cells["shape"], "moe_tp", "moe_ep", "tokens")
-    if shape is None or "balanced" not in cells["condition"]:
-        return "experts of another popularity"
+def _experts(cells: dict[str, str]) -> Chain:
+    if "balanced" not in cells["condition"]:
+        raise Unpriced("experts of another popularity")
+    tp, ep, rows = _shape(cells, "moe_tp", "moe_ep", "tokens", lacking="experts of another popularity")
     if "w4a8" not in cells["dtype"]:
-        return "experts with other activations"
-    tp, ep, rows = shape
-    if rows > MAX_ROWS:
-        return f"more than {MAX_ROWS} rows"
+        raise Unpriced("experts with other activations")
+    _check_rows(rows)
     width = -(-INTERMEDIATE // tp // 128) * 128
     distinct = max(1, min(EXPERTS, rows * TOP_K) // ep)
     num_bytes = round(3 * width * LATENT * distinct * 4.25 / 8)
@@ -235,11 +233,10 @@ def _experts(cells: dict[str, str]) -> Chain | str:
     return kernels, None
 
 
-def _one_launch_experts(cells: dict[str, str]) -> Chain | str:
-    shape = _numbers(cells["shape"], "M")
-    if shape is None or "standalone" not in cells["condition"]:
-        return "experts inside a server"
-    rows = shape[0]
+def _one_launch_experts(cells: dict[str, str]) -> Chain:
+    if "standalone" not in cells["condition"]:
+        raise Unpriced("experts inside a server")
+    (rows,) = _shape(cells, "M", lacking="experts inside a server")
     distinct_milli = round(1000 * EXPERTS * (1 - (1 - TOP_K / EXPERTS) ** rows))
     num_bytes = 3 * 192 * LATENT * distinct_milli * 17 // 32 // 1000
     counts = {"rows": rows, "top_k": TOP_K, "distinct_milli": distinct_milli, "width": 192, "experts": EXPERTS,
@@ -248,23 +245,17 @@ def _one_launch_experts(cells: dict[str, str]) -> Chain | str:
     return (ChainedKernel(operator="expert_gemv.block", weights=weights, shape=counts, trigger="end"),), None
 
 
-def _mla(cells: dict[str, str]) -> Chain | str:
-    shape = _numbers(cells["shape"], "heads", "batch", "kv_len")
-    if shape is None:
-        return "shape is not stated"
-    heads, rows, context = shape
-    if rows > MAX_ROWS:
-        return f"more than {MAX_ROWS} rows"
+def _mla(cells: dict[str, str]) -> Chain:
+    heads, rows, context = _shape(cells, "heads", "batch", "kv_len")
+    _check_rows(rows)
     row_bytes = 576 if "kv fp8" in cells["dtype"] else 1152
     counts = {"rows": rows, "heads": heads, "context": context, "kv_row_bytes": row_bytes, "kv_lora_rank": 512}
     return (ChainedKernel(operator="mla_decode.split_kv", shape=counts, launch="graph", trigger="end"),), None
 
 
-def _lift(cells: dict[str, str]) -> Chain | str:
-    shape = _numbers(cells["shape"], "heads", "tokens")
-    if shape is None or shape[1] > MAX_ROWS:
-        return f"more than {MAX_ROWS} rows"
-    heads, rows = shape
+def _lift(cells: dict[str, str]) -> Chain:
+    heads, rows = _shape(cells, "heads", "tokens", lacking=TOO_MANY)
+    _check_rows(rows)
     outputs, depth = (heads * 512, 128) if "pre" in cells["op"] else (heads * 128, 512)
     kernel = ChainedKernel(
         operator="cublas.batched_gemm",
@@ -276,7 +267,7 @@ def _lift(cells: dict[str, str]) -> Chain | str:
     return (kernel,), None
 
 
-READERS: Sequence[tuple[str, str, Callable[[dict[str, str]], Chain | str]]] = (
+READERS: Sequence[tuple[str, str, Callable[[dict[str, str]], Chain]]] = (
     ("cuBLAS", r"^GEMM (torch|sglang|vllm)", _gemm),
     ("GEMV", r"^decode GEMV (MLA|KDA|MoE|latent|TP16)|^K3 router GEMM LL|^latent up-proj", _gemv),
     ("attention residual", r"^attention-residual kernel", _attn_res),

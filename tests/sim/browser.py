@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.picture import CHROMIUM_OPTIONS
+
 CHROMIUM = shutil.which("chromium")
 
 
@@ -21,20 +23,11 @@ def open_in_browser(path: Path, tmp_path: Path) -> tuple[str, list[str]]:
     done = subprocess.run(
         [
             CHROMIUM,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-            "--host-resolver-rules=MAP * ~NOTFOUND",
+            *CHROMIUM_OPTIONS,
             f"--user-data-dir={tmp_path / 'browser'}",
             "--enable-logging=stderr",
             "--v=0",
             "--window-size=1280,4200",
-            "--virtual-time-budget=5000",
             "--dump-dom",
             path.as_uri(),
         ],

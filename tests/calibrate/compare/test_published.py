@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from published_records import step, write
 
 from k3sim.calibrate import evidence
 from k3sim.calibrate.compare import claims, ladders, sensitivity, validate
@@ -22,23 +23,6 @@ from k3sim.sim.question import has_option, question_of, read_command
 
 ROOT = Path(__file__).parents[3]
 RECORDS = evidence.load_evidence()
-
-
-def step(**changes: Any) -> dict[str, Any]:
-    """A record as a user would write it."""
-    record: dict[str, Any] = {
-        "id": "mine", "kind": "step", "title": "t", "source": "https://example.org", "date": "2026-10",
-        "hardware": "gb300", "num_gpus": 8, "layout": "TP8", "engine": "e", "flags": "f", "workload": "w",
-        "value": 8.0, "unit": "ms",
-        "unknown": "u", "command": "k3sim timeline --tp 8 --path stock",
-    }  # fmt: skip
-    return {**record, **changes}
-
-
-def write(path: Path, *records: dict[str, Any]) -> Path:
-    """One field a line: schema_version stands on line 2, the first record's fields from line 5 on."""
-    path.write_text(json.dumps({"schema_version": 1, "records": list(records)}, indent=1), encoding="utf-8")
-    return path
 
 
 # -- the tables of the project ----------------------------------------------------------------------------------------

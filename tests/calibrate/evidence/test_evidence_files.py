@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from published_records import step, write
 
 from k3sim.calibrate.evidence import load_evidence, load_ladders
 from k3sim.calibrate.evidence.rules import Published
@@ -24,23 +25,6 @@ LOOP: dict[str, Any] = {
     "launch": "pdl",
     "calls": [{"operator": "unfused.residual", "weights": [], "shape": {"rows": 1}}],
 }
-
-
-def step(**changes: Any) -> dict[str, Any]:
-    """A record as a user would write it; fields that are None are left out."""
-    record: dict[str, Any] = {
-        "id": "mine", "kind": "step", "title": "t", "source": "https://example.org", "date": "2026-10",
-        "hardware": "gb300", "num_gpus": 8, "layout": "TP8", "engine": "e", "flags": "f", "workload": "w",
-        "value": 8.0, "unit": "ms",
-        "unknown": "u", "command": "k3sim timeline --tp 8 --path stock",
-    }  # fmt: skip
-    return {name: value for name, value in {**record, **changes}.items() if value is not None}
-
-
-def write(path: Path, *records: Any) -> Path:
-    """One field a line: schema_version stands on line 2, the first record's fields from line 5 on."""
-    path.write_text(json.dumps({"schema_version": 1, "records": list(records)}, indent=1), encoding="utf-8")
-    return path
 
 
 def refusal(path: Path, load: Any = lambda path: load_evidence([path])) -> str:

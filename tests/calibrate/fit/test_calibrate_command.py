@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from command_line import Capture, run
 
 pytest.importorskip("scipy")
 
@@ -20,21 +21,11 @@ from k3sim.calibrate.compare.case import ComparedCase
 from k3sim.calibrate.compare.check import check, summary
 from k3sim.calibrate.fit import calibration
 from k3sim.calibrate.probes.recorder import Recorder
-from k3sim.cli import main
 from k3sim.errors import UserError
 from k3sim.sim.profile import load_machine, profile_path
 
 DATA = Path(calibration.__file__).parents[1] / "data"
 NOTEBOOK = Path(__file__).parents[3] / "docs" / "calibration.ipynb"
-Capture = pytest.CaptureFixture[str]
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as exit_info:
-        main(list(arguments))
-    status = exit_info.value.code
-    assert isinstance(status, int)
-    return status
 
 
 def sees_a_gpu() -> bool:

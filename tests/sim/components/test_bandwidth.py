@@ -194,20 +194,27 @@ def test_bytes_served_are_bytes_asked_for(
         assert end_ps >= what.start_ps + -(-what.num_bytes * PS_PER_US // fastest)
 
 
+def used_of(rates: Sequence[int], wanted: Sequence[Wanted]) -> dict[str, int]:
+    """What the transfers take of each resource together."""
+    pairs = list(zip(rates, wanted, strict=True))
+    return {name: sum(rate * what.weights.get(name, 0) for rate, what in pairs) for name in RESOURCES}
+
+
+def held_back(rates: Sequence[int], wanted: Sequence[Wanted]) -> list[tuple[int, Wanted]]:
+    """Transfers that are slower than their cap; none is faster, and none stands."""
+    pairs = list(zip(rates, wanted, strict=True))
+    assert all(1 <= rate <= what.cap for rate, what in pairs)
+    return [(rate, what) for rate, what in pairs if rate != what.cap]
+
+
 @settings(max_examples=200, deadline=None)
 @given(CAPACITIES, TRANSFERS)
 def test_rates_are_max_min_fair(capacities: dict[str, int], wanted: list[Wanted]) -> None:
     rates = rates_at_once(capacities, wanted)
-    used = {
-        name: sum(rate * what.weights.get(name, 0) for rate, what in zip(rates, wanted, strict=True))
-        for name in RESOURCES
-    }
+    used = used_of(rates, wanted)
     for name in RESOURCES:
         assert used[name] <= capacities[name]
-    for rate, what in zip(rates, wanted, strict=True):
-        assert 1 <= rate <= what.cap
-        if rate == what.cap:
-            continue
+    for rate, what in held_back(rates, wanted):
         # A bottleneck: a resource too full for one more byte per microsecond for each of its transfers, on which
         # nobody is faster. Whole rates leave less than one byte per microsecond and unit of weight.
         assert any(
@@ -224,14 +231,8 @@ def test_rates_are_max_min_fair(capacities: dict[str, int], wanted: list[Wanted]
 def test_rates_are_fair_for_shares(capacities: dict[str, int], wanted: list[Wanted], shares: list[int]) -> None:
     wanted = [replace(one, share=share) for one, share in zip(wanted, shares, strict=False)]
     rates = rates_at_once(capacities, wanted)
-    used = {
-        name: sum(rate * what.weights.get(name, 0) for rate, what in zip(rates, wanted, strict=True))
-        for name in RESOURCES
-    }
-    for rate, what in zip(rates, wanted, strict=True):
-        assert 1 <= rate <= what.cap
-        if rate == what.cap:
-            continue
+    used = used_of(rates, wanted)
+    for rate, what in held_back(rates, wanted):
         # As above, by rate over share; a whole rate is less than one below its share.
         assert any(
             capacities[name] - used[name] < sum(other.weights.get(name, 0) for other in wanted)

@@ -14,6 +14,8 @@ from k3sim.sim.timeline.timeline import Phase
 from k3sim.sim.whatif import loopback_fabric
 
 Patch = pytest.MonkeyPatch
+#: Of a push whose ranks are alike: a stream, two launches, a ramp, a load, and the flight.
+PUSH_WAITS = {Part.WEIGHTS: 1000, Part.LAUNCH: 1000, Part.RAMP_DRAIN: 100, Part.LATENCY: 10, Part.NVLINK: 330}
 
 
 def test_one_slot_is_seen_sooner_than_eight(monkeypatch: Patch) -> None:
@@ -56,13 +58,7 @@ def test_a_push_leaves_flies_and_is_seen(monkeypatch: Patch, all_ranks: bool) ->
             ("latency", 2430, 2440),
         ]
         assert (run.spans[1].cause, run.spans[1].cause_ps, run.spans[1].arrival_ps) == (sender.index, 2200, 2400)
-    assert waits_ps(critical_path(timeline)) == {
-        Part.WEIGHTS: 1000,
-        Part.LAUNCH: 1000,
-        Part.RAMP_DRAIN: 100,
-        Part.LATENCY: 10,
-        Part.NVLINK: 330,
-    }
+    assert waits_ps(critical_path(timeline)) == PUSH_WAITS
 
 
 def test_without_multicast_every_peer_costs_egress(monkeypatch: Patch) -> None:
@@ -140,14 +136,7 @@ def test_a_slower_rank_holds_its_peers_up(monkeypatch: Patch) -> None:
     ]
     assert run.spans[1].arrival_ps == 2400
     assert timeline.critical_rank == 0
-    assert waits_ps(critical_path(timeline)) == {
-        Part.WEIGHTS: 1000,
-        Part.LAUNCH: 1000,
-        Part.RAMP_DRAIN: 100,
-        Part.LATENCY: 10,
-        Part.NVLINK: 330,
-        Part.SLOWER_PEER: 1000,
-    }
+    assert waits_ps(critical_path(timeline)) == {**PUSH_WAITS, Part.SLOWER_PEER: 1000}
 
 
 def test_expected_skew_is_the_mean_slowest(monkeypatch: Patch) -> None:

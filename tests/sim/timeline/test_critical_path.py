@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise, product
 
 import pytest
+from walks import tiles
 
 from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import Layout, Workload
@@ -41,14 +42,10 @@ def test_a_launch_continues_in_its_cause() -> None:
     second = kernel(
         1, [Span(Phase.RELEASE, 60, 65, 0, 60), Span(Phase.LAUNCH, 65, 75), Span(Phase.COMPUTE, 75, 80)], launched_by=0
     )
-    assert critical_path(timeline(first, second)) == [
-        Segment(0, 10, Part.LAUNCH, 0),
-        Segment(10, 50, Part.WEIGHTS, 0),
-        Segment(50, 60, Part.KV_STATE, 0),
-        Segment(60, 65, Part.RAMP_DRAIN, 1),
-        Segment(65, 75, Part.LAUNCH, 1),
-        Segment(75, 80, Part.COMPUTE, 1),
-    ]
+    assert critical_path(timeline(first, second)) == tiles(
+        (10, Part.LAUNCH, 0), (50, Part.WEIGHTS, 0), (60, Part.KV_STATE, 0), (65, Part.RAMP_DRAIN, 1),
+        (75, Part.LAUNCH, 1), (80, Part.COMPUTE, 1),
+    )  # fmt: skip
 
 
 def test_work_beside_a_wait_is_off_path() -> None:
@@ -59,22 +56,16 @@ def test_work_beside_a_wait_is_off_path() -> None:
          Span(Phase.L2, 58, 60)],
         launched_by=0,
     )  # fmt: skip
-    assert critical_path(timeline(first, second)) == [
-        Segment(0, 10, Part.LAUNCH, 0),
-        Segment(10, 50, Part.WEIGHTS, 0),
-        Segment(50, 58, Part.RAMP_DRAIN, 1),
-        Segment(58, 60, Part.L2, 1),
-    ]
+    assert critical_path(timeline(first, second)) == tiles(
+        (10, Part.LAUNCH, 0), (50, Part.WEIGHTS, 0), (58, Part.RAMP_DRAIN, 1), (60, Part.L2, 1),
+    )  # fmt: skip
 
 
 def test_an_ended_wait_reaches_back_to_its_cause() -> None:
     first = kernel(0, [Span(Phase.WEIGHTS, 0, 50)])
     # Launched early, until 54; the first kernel ended at 50 and its flush is over at 58.
     second = kernel(1, [Span(Phase.LAUNCH, 40, 54), Span(Phase.RELEASE, 54, 58, 0, 50)], launched_by=0)
-    assert critical_path(timeline(first, second)) == [
-        Segment(0, 50, Part.WEIGHTS, 0),
-        Segment(50, 58, Part.RAMP_DRAIN, 1),
-    ]
+    assert critical_path(timeline(first, second)) == tiles((50, Part.WEIGHTS, 0), (58, Part.RAMP_DRAIN, 1))
 
 
 def test_an_early_launch_continues_where_the_producer_triggered() -> None:
@@ -95,13 +86,10 @@ def test_a_wait_is_flight_then_slower_peer() -> None:
          Span(Phase.POLL, 80, 85, 0, 34, arrival_ps=54, complete_ps=80)],
         launched_by=0,
     )  # fmt: skip
-    assert critical_path(timeline(sender, waiter)) == [
-        Segment(0, 30, Part.WEIGHTS, 0),
-        Segment(30, 34, Part.NVLINK, 0),
-        Segment(34, 54, Part.NVLINK, 1),
-        Segment(54, 80, Part.SLOWER_PEER, 1),
-        Segment(80, 85, Part.NVLINK, 1),
-    ]
+    assert critical_path(timeline(sender, waiter)) == tiles(
+        (30, Part.WEIGHTS, 0), (34, Part.NVLINK, 0), (54, Part.NVLINK, 1), (80, Part.SLOWER_PEER, 1),
+        (85, Part.NVLINK, 1),
+    )  # fmt: skip
 
 
 def test_a_late_poller_waits_for_flight_alone() -> None:
@@ -130,7 +118,7 @@ def test_a_sender_that_waited_resumes_before_sending() -> None:
 def test_the_path_is_of_the_last_rank() -> None:
     fast = kernel(0, [Span(Phase.WEIGHTS, 0, 30)])
     slow = kernel(1, [Span(Phase.WEIGHTS, 0, 40)], rank=1)
-    assert critical_path(timeline(fast, slow)) == [Segment(0, 40, Part.WEIGHTS, 1)]
+    assert critical_path(timeline(fast, slow)) == tiles((40, Part.WEIGHTS, 1))
 
 
 def test_unexplained_time_is_host_or_kernel() -> None:

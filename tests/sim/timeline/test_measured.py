@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from browser import open_in_browser
 from trace_slices import read_slices
+from walks import tiles
 
 from k3sim.calibrate.decode.measured import idle_us, moved_bytes
 from k3sim.calibrate.decode.options import DecodeOptions, case_of
 from k3sim.measured_report import read_measured
-from k3sim.sim.timeline.critical_path import Part, Segment, critical_path, waits_ps
+from k3sim.sim.timeline.critical_path import Part, critical_path, waits_ps
 from k3sim.sim.timeline.measured import CallFacts, divide, facts_of
 from k3sim.sim.timeline.timeline import PS_PER_US, KernelRun, Phase, Span, Timeline
 
@@ -46,14 +47,10 @@ def facts(call: int, *waits_for: int, polls: bool = False, weights: int = 0, sta
 
 def test_serial_kernels_are_bytes_rest_and_launch() -> None:
     found = step((0, 10, facts(0, weights=4)), (12, 30, facts(1, 0, weights=5, state=5)))
-    assert critical_path(found) == [
-        Segment(0, 4, Part.WEIGHTS, 0),
-        Segment(4, 10, Part.UNKNOWN, 0),
-        Segment(10, 12, Part.LAUNCH, 1),
-        Segment(12, 17, Part.WEIGHTS, 1),
-        Segment(17, 22, Part.KV_STATE, 1),
-        Segment(22, 30, Part.UNKNOWN, 1),
-    ]
+    assert critical_path(found) == tiles(
+        (4, Part.WEIGHTS, 0), (10, Part.UNKNOWN, 0), (12, Part.LAUNCH, 1), (17, Part.WEIGHTS, 1),
+        (22, Part.KV_STATE, 1), (30, Part.UNKNOWN, 1),
+    )  # fmt: skip
 
 
 def test_what_an_early_kernel_loaded_costs_nothing() -> None:
@@ -92,13 +89,10 @@ def test_an_awaited_side_stream_is_on_the_path() -> None:
         (0, 10, facts(0)), (11, 40, facts(1, 0, weights=20)), (10, 15, facts(2, 0)), (14, 45, facts(3, 2, 1)),
         streams="mamm",
     )  # fmt: skip
-    assert critical_path(found) == [
-        Segment(0, 10, Part.UNKNOWN, 0),
-        Segment(10, 11, Part.LAUNCH, 1),
-        Segment(11, 31, Part.WEIGHTS, 1),
-        Segment(31, 40, Part.UNKNOWN, 1),
-        Segment(40, 45, Part.UNKNOWN, 3),
-    ]
+    assert critical_path(found) == tiles(
+        (10, Part.UNKNOWN, 0), (11, Part.LAUNCH, 1), (31, Part.WEIGHTS, 1), (40, Part.UNKNOWN, 1),
+        (45, Part.UNKNOWN, 3),
+    )  # fmt: skip
 
 
 def test_polling_behind_the_producer_is_exchange() -> None:
