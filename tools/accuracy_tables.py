@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from marked_blocks import with_blocks
+
 from k3sim.calibrate.compare.case import ComparedCase
 from k3sim.calibrate.compare.shipped_kernels import cublas_cases, shipped_kernel_cases
 from k3sim.calibrate.compare.shipped_links import link_kernel_cases, link_step_cases
@@ -156,10 +158,4 @@ def rewritten(page: str, found: Validation) -> str:
         "kernels": "\n".join([HEAD.format("Kernels"), *(one.line() for one in kernel_groups(found))]) + "\n",
         "switches": whatif_table(found, own),
     }
-    for name, text in tables.items():
-        begin, end = f"<!-- {name}: written by tools/accuracy_tables.py -->\n", f"<!-- {name}: end -->\n"
-        assert page.count(begin) == page.count(end) == 1, f"accuracy.md has lost its markers of {name!r}"
-        before, _, rest = page.partition(begin)
-        _, _, after = rest.partition(end)
-        page = f"{before}{begin}{text}{end}{after}"
-    return page
+    return with_blocks(page, "accuracy_tables.py", tables)

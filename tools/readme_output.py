@@ -12,6 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from marked_blocks import with_blocks
+
 README = Path(__file__).parents[1] / "README.md"
 ARGUMENTS = ("timeline", "--concurrency", "1")
 
@@ -34,13 +36,7 @@ def not_modelled() -> str:
 
 def rewritten(readme: str) -> str:
     """``readme`` with what lies between each pair of markers replaced."""
-    for name, text in (("output", output()), ("not modelled", not_modelled())):
-        begin, end = f"<!-- {name}: written by tools/readme_output.py -->\n", f"<!-- {name}: end -->\n"
-        assert readme.count(begin) == readme.count(end) == 1, f"README.md has lost its markers of {name!r}"
-        before, _, rest = readme.partition(begin)
-        _, _, after = rest.partition(end)
-        readme = f"{before}{begin}{text}{end}{after}"
-    return readme
+    return with_blocks(readme, "readme_output.py", {"output": output(), "not modelled": not_modelled()})
 
 
 if __name__ == "__main__":

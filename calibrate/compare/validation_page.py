@@ -37,7 +37,7 @@ def page(found: Validation, claims: Sequence[JudgedClaim]) -> str:
 def parity_figure(rows: Sequence[ComparedCase]) -> dict[str, Any]:
     """Published (x) against predicted (y) as time, logarithmic, one colour a machine and one symbol a kind."""
 
-    def point(row: ComparedCase) -> Point:
+    def point(row: ComparedCase) -> page_parts.Point:
         low, high = sorted(row.us(bound) for bound in row.interval)
         return f"{row.engine}: {row.label}", row.us(row.measured), row.us(row.predicted), low, high
 

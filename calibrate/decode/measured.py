@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bisect
 import json
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any
 from k3sim.calibrate.decode.options import Case
 from k3sim.kernels.costs import work_of
 from k3sim.kernels.device.timestamps import RecordedLaunch
+from k3sim.kernels.harness.bench import percentile
 from k3sim.model.program import Program
 from k3sim.sim.export.document import SCHEMA_VERSION
 from k3sim.sim.timeline.file import stage_rows, waits_document
@@ -50,8 +50,7 @@ class Measured:
 
     def percentile_us(self, percent: int) -> float:
         """Nearest-rank percentile."""
-        ordered = sorted(self.samples_us)
-        return ordered[min(len(ordered) - 1, math.ceil(percent / 100 * len(ordered)) - 1)]
+        return percentile(self.samples_us, percent)
 
     @property
     def floor_us(self) -> float:

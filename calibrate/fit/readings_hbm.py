@@ -83,9 +83,8 @@ HBM_READINGS: tuple[Reading, ...] = (
         "hbm_bytes_per_s_per_sm", 3,
         "Bulk copies with 128 KiB in flight on one SM, and each of 32; around: plain loads in batches of 64 KiB.",
         centre=lambda read: [
-            one
-            for blocks in (1, 32)
-            for one in read.stated("hbm_bulk_by_sms", "read_rate", blocks=blocks, scale=1 / blocks)
+            *read.stated("hbm_bulk_by_sms", "read_rate", blocks=1),
+            *read.stated("hbm_bulk_by_sms", "read_rate", blocks=32, scale=1 / 32),
         ],
         around=lambda read: read.stated("hbm_loads_by_sms", "read_rate", blocks=1),
     ),

@@ -133,11 +133,17 @@ class Gpu:
     """
 
     def __init__(self, source: str) -> None:
+        self._load(source)
+        # Values below 2^31, which `depend` relies on; random, since zeros can read faster.
+        self.data = self.torch.randint(0, 2**31 - 1, (2**29,), dtype=self.torch.int32, device="cuda")
+
+    def _load(self, source: str) -> None:
+        """Compile ``source`` for the current device, and make the stream that all launches go to."""
         import torch  # type: ignore[import-not-found, unused-ignore]
         from cuda.bindings import driver  # type: ignore[import-not-found, unused-ignore]
 
         self.torch, self.driver = torch, driver
-        properties = torch.cuda.get_device_properties(0)
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self.num_sms: int = properties.multi_processor_count
         self.name: str = properties.name
         self.l2_bytes: int = properties.L2_cache_size
@@ -147,8 +153,6 @@ class Gpu:
         cubin = compile_probes(properties.major, properties.minor, source)
         self._module = self.call(driver.cuModuleLoadData(cubin))
         self._functions: dict[str, Any] = {}
-        # Values below 2^31, which `depend` relies on; random, since zeros can read faster.
-        self.data = torch.randint(0, 2**31 - 1, (2**29,), dtype=torch.int32, device="cuda")
 
     def call(self, result: tuple[Any, ...]) -> Any:
         """The value of a driver call, or an exception for its error."""

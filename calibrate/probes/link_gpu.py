@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.probes import SOURCE
-from k3sim.calibrate.probes.gpu import Gpu, compile_probes
+from k3sim.calibrate.probes.gpu import Gpu
 from k3sim.calibrate.probes.link_source import LINK_SOURCE
 from k3sim.calibrate.probes.recorder import Recorder
 
@@ -24,24 +24,11 @@ class LinkGpu(Gpu):
     """This process's GPU with the probes of links, and a block of memory that all processes map."""
 
     def __init__(self) -> None:
-        import torch
-        from cuda.bindings import driver  # type: ignore[import-not-found, unused-ignore]
-
         from k3sim.kernels.multi_gpu.group import Group
 
-        self.torch, self.driver = torch, driver
         self.group = Group()
         self.rank, self.num_gpus = self.group.rank, self.group.size
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        self.num_sms: int = properties.multi_processor_count
-        self.name: str = properties.name
-        self.l2_bytes: int = properties.L2_cache_size
-        self.stream = torch.cuda.Stream()
-        torch.cuda.set_stream(self.stream)
-        torch.zeros(1, device="cuda")  # makes the context
-        cubin = compile_probes(properties.major, properties.minor, SOURCE + LINK_SOURCE)
-        self._module = self.call(driver.cuModuleLoadData(cubin))
-        self._functions: dict[str, Any] = {}
+        self._load(SOURCE + LINK_SOURCE)
         self.block = self.group.block(BLOCK_BYTES)
         self.block.own.zero_()
         self.base = 0  # of the values that probes send: none is ever sent again

@@ -41,8 +41,13 @@ class Timing:
 
     def percentile_us(self, percent: int) -> float:
         """Nearest-rank percentile, 1 to 99."""
-        ordered = sorted(self.samples_us)
-        return ordered[min(len(ordered) - 1, math.ceil(percent / 100 * len(ordered)) - 1)]
+        return percentile(self.samples_us, percent)
+
+
+def percentile(samples: Sequence[float], percent: int) -> float:
+    """Nearest-rank percentile of ``samples``, 1 to 99."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
 def num_copies(num_bytes: int, l2_bytes: int) -> int:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from published_records import step, write
+from published_records import scenario, step, write
 
 from k3sim.calibrate import evidence
 from k3sim.calibrate.compare import claims, ladders, sensitivity, validate
@@ -168,20 +167,6 @@ def test_a_step_is_judged_on_direction_and_size(predicted: float, published: flo
 
 
 # -- claims -----------------------------------------------------------------------------------------------------------
-
-SCENARIO: dict[str, Any] = {
-    "schema_version": 1, "id": "mine", "title": "t", "claim": "c", "source": "s", "date": "2026-10", "found": "f",
-    "boundary": "b", "would_hold": "w",
-    "figures": [{"label": "gain", "value": 1.5, "unit": "x", "command": "k3sim timeline",
-                 "against": "k3sim timeline --path stock"}],
-}  # fmt: skip
-
-
-def scenario(tmp_path: Path, **figure: Any) -> Path:
-    path = tmp_path / "mine.json"
-    kept = {key: value for key, value in {**SCENARIO["figures"][0], **figure}.items() if value is not None}
-    path.write_text(json.dumps({**SCENARIO, "figures": [kept]}, indent=1), encoding="utf-8")
-    return path
 
 
 @pytest.mark.slow

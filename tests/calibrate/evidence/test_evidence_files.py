@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from published_records import step, write
+from published_records import scenario, step, write
 
 from k3sim.calibrate.evidence import load_evidence, load_ladders
 from k3sim.calibrate.evidence.rules import Published
@@ -199,20 +199,7 @@ def test_old_parts_are_named_with_the_new(tmp_path: Path) -> None:
 
 # -- scenarios --------------------------------------------------------------------------------------------------------
 
-SCENARIO: dict[str, Any] = {
-    "schema_version": 1, "id": "mine", "title": "t", "claim": "c", "source": "s", "date": "2026-10", "found": "f",
-    "boundary": "b", "would_hold": "w",
-    "figures": [{"label": "gain", "value": 1.5, "unit": "x", "command": "k3sim timeline",
-                 "against": "k3sim timeline --path stock"}],
-}  # fmt: skip
 SIDE = {"label": "a", "command": "k3sim timeline", "against": "k3sim timeline --path stock"}
-
-
-def scenario(tmp_path: Path, **figure: Any) -> Path:
-    path = tmp_path / "mine.json"
-    kept = {key: value for key, value in {**SCENARIO["figures"][0], **figure}.items() if value is not None}
-    path.write_text(json.dumps({**SCENARIO, "figures": [kept]}, indent=1), encoding="utf-8")
-    return path
 
 
 @pytest.mark.parametrize(
