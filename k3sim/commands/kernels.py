@@ -21,8 +21,6 @@ kernels = typer.Typer(
     help="Build, check and time the project's own decode kernels.",
     epilog="Example: k3sim kernels list",
     no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
 )
 
 Operators = Annotated[list[str] | None, typer.Argument(help="Operators; all when none is named.")]
