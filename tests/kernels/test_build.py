@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,16 +121,33 @@ def test_a_file_that_is_no_cubin_is_refused() -> None:
         sections(b"\x7fELF\x01 and so on")
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_weights_are_asked_for_before_the_wait(tmp_path: Path, architecture: str) -> None:
-    """In the machine code: ptxas moves loads of read-only data behind a wait that follows them in the source."""
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """All kernels of one architecture."""
+
+    architecture: str
+    folder: Path
+    manifest: dict[str, Any]
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Two minutes of a core each."""
     pytest.importorskip("torch")
     pytest.importorskip("cutlass")
-    manifest = build(tmp_path, architectures=(architecture,), operators=("proj_allreduce", "latent_tail"))
+    folder = tmp_path_factory.mktemp(request.param)
+    return Built(
+        architecture=request.param, folder=folder, manifest=build(folder, architectures=(request.param,))
+    )
+
+
+@pytest.mark.slow
+def test_weights_are_asked_for_before_the_wait(whole: Built) -> None:
+    """In the machine code: ptxas moves loads of read-only data behind a wait that follows them in the source."""
     seen = 0
-    for entry in manifest["kernels"]:
-        if entry["kernel"].startswith(("produce", "up_")):
-            (lines,) = disassemble((tmp_path / entry["cubin"]).read_bytes()).values()
+    for entry in whole.manifest["kernels"]:
+        if entry["operator"] in ("proj_allreduce", "latent_tail") and entry["kernel"].startswith(("produce", "up_")):
+            (lines,) = disassemble((whole.folder / entry["cubin"]).read_bytes()).values()
             wait = next(at for at, line in enumerate(lines) if "ACQBULK" in line)
             # Past L1, or by the copy engine: the weights.
             wide = [at for at, line in enumerate(lines) if re.match(r"LDG\..*\bNA\b|UBLKCP", line)]
@@ -137,23 +156,21 @@ def test_weights_are_asked_for_before_the_wait(tmp_path: Path, architecture: str
     assert seen >= 8
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_kernel_builds_without_a_spill_in_it(tmp_path: Path, architecture: str) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("cutlass")
-    manifest = build(tmp_path, architectures=(architecture,))
-    assert json.loads((tmp_path / "manifest.json").read_text()) == manifest
+@pytest.mark.slow
+def test_every_kernel_builds_without_a_spill_in_it(whole: Built) -> None:
+    manifest = whole.manifest
+    assert json.loads((whole.folder / "manifest.json").read_text()) == manifest
     built = {(entry["operator"], entry["kernel"]) for entry in manifest["kernels"]}
     assert built == {(operator, name) for operator, kernels in BUILDS.items() for name in kernels()}
     for entry in manifest["kernels"]:
-        assert (tmp_path / entry["cubin"]).read_bytes()[:4] == b"\x7fELF"
+        assert (whole.folder / entry["cubin"]).read_bytes()[:4] == b"\x7fELF"
         for code in entry["functions"]:
             assert code["spills"] == code["stack_bytes"] == 0, entry
             assert 8 <= code["registers"] <= 255, entry
             assert code["instructions"] > 20, entry
             if WITHOUT_WIDE_LOADS.isdisjoint((entry["operator"], entry["kernel"])):
                 assert code["loads_16_byte"] + code["bulk_copies"] > 0, entry
-    if architecture == "sm_90a":
+    if whole.architecture == "sm_90a":
         size = {
             (entry["operator"], entry["kernel"]): sum(code["code_bytes"] for code in entry["functions"])
             for entry in manifest["kernels"]
