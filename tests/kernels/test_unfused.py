@@ -16,7 +16,7 @@ from k3sim.kernels.mla_decode import launch as mla_decode  # noqa: E402
 from k3sim.kernels.mla_decode import reference as mla_decode_reference  # noqa: E402
 from k3sim.kernels.mla_prep import reference as mla_prep  # noqa: E402
 from k3sim.kernels.proj_allreduce.launch import make_receive_buffers  # noqa: E402
-from k3sim.kernels.unfused import exchange_launch, launch, reference  # noqa: E402
+from k3sim.kernels.unfused import exchange_launch, launch, recurrence_launch, reference  # noqa: E402
 from k3sim.kernels.unfused.cases import candidates  # noqa: E402
 from k3sim.kernels.unfused.recurrence_cases import chain_call, kda_inputs  # noqa: E402
 
@@ -294,7 +294,8 @@ REFUSALS = {
 )
 def test_faults_are_named_before_any_launch(kernel: str, changed: str) -> None:
     arguments, changes = REFUSALS[kernel]
-    function = getattr(mla_decode if kernel == "lift_gate" else launch, kernel)
+    rooms = (mla_decode, launch, exchange_launch, recurrence_launch)
+    function = next(getattr(room, kernel) for room in rooms if hasattr(room, kernel))
     value, named = changes[changed]
     with pytest.raises(UserError, match=named):
         function(**{**arguments, changed: value})
@@ -306,7 +307,8 @@ def test_good_arguments_lack_only_a_gpu(kernel: str) -> None:
         pytest.skip("a GPU is visible")
     arguments, _ = REFUSALS[kernel]
     extra = {"first_id": 0} if kernel == "embedding" else {}
-    function = getattr(mla_decode if kernel == "lift_gate" else launch, kernel)
+    rooms = (mla_decode, launch, exchange_launch, recurrence_launch)
+    function = next(getattr(room, kernel) for room in rooms if hasattr(room, kernel))
     with pytest.raises(UserError, match="no CUDA GPU is visible"):
         function(**arguments, **extra)
 
