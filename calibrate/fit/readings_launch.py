@@ -11,7 +11,9 @@ from typing import Any
 
 from k3sim.calibrate.fit.statements import Reader, Reading, Statement, Undetermined, needed, slope_of
 
-AFTER_WEIGHTS = {"pattern": "Gt", "streamed_bytes": 51904512, "copies_of_code": 32, "rehearsed": False}
+AFTER_WEIGHTS: dict[str, Any] = {
+    "pattern": "Gt", "streamed_bytes": 51904512, "copies_of_code": 32, "rehearsed": False,
+}  # fmt: skip
 
 
 def edges_of(read: Reader, **parameters: Any) -> list[tuple[str, float, float]]:
