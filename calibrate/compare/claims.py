@@ -9,7 +9,7 @@ layout the claim would hold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -121,17 +121,33 @@ def judge_claims(
     seed: int = 0,
     jobs: int | None = None,
     on_done: OnDone = ignore_progress,
+    on_claim: Callable[[JudgedClaim], None] = lambda _: None,
 ) -> list[JudgedClaim]:
     """Verdicts of all scenarios, the same for the same seed, whatever ``jobs``, the processes that work at once.
 
+    ``on_claim`` gets every verdict as soon as what it needs is predicted.
     Raises UserError for fewer than two draws.
     """
     check_draws(num_draws)
-    sides = [side for one in scenarios for side in _sides(one)]
-    commands = sorted({command for side in sides for command in (side.command, side.against)} - {""})
+    needed = [
+        {command for side in _sides(one) for command in (side.command, side.against)} - {""} for one in scenarios
+    ]
+    commands = sorted(set[str]().union(*needed))
     tasks = [partial(_steps_us, command, num_draws, seed) for command in commands]
-    steps = dict(zip(commands, run_jobs(tasks, jobs=jobs, on_done=on_done), strict=True))
-    return [_judged(one, steps) for one in scenarios]
+    steps: dict[str, tuple[float, ...]] = {}
+    judged: dict[int, JudgedClaim] = {}
+
+    def judge_what_is_there() -> None:
+        for number, one in enumerate(scenarios):
+            if number not in judged and needed[number] <= steps.keys():
+                judged[number] = _judged(one, steps)
+                on_claim(judged[number])
+
+    judge_what_is_there()
+    for command, found in zip(commands, run_jobs(tasks, jobs=jobs, on_done=on_done), strict=True):
+        steps[command] = found
+        judge_what_is_there()
+    return [judged[number] for number in range(len(scenarios))]
 
 
 def _sides(scenario: Scenario) -> list[Side]:

@@ -45,11 +45,13 @@ def validate(
     seed: int = 0,
     jobs: int | None = None,
     on_done: OnDone = ignore_progress,
+    on_case: Callable[[ComparedCase], None] = lambda _: None,
 ) -> Validation:
     """Predict every record, or those whose id begins with one of ``ids``, and the ladders.
 
-    ``on_done`` is told how many pieces of work are done, and of how many. The result is the same for the same seed,
-    whatever ``jobs``, the processes that work at once (all cores by default).
+    ``on_done`` is told how many pieces of work are done, and of how many; ``on_case`` gets every compared case as soon
+    as it is there. The result is the same for the same seed, whatever ``jobs``, the processes that work at once (all
+    cores by default).
     Raises UserError for evidence that is not accepted, an id that no record begins with, or fewer than two draws.
     """
     check_draws(num_draws)
@@ -68,12 +70,23 @@ def validate(
         *(partial(_of_part, *one) for one in parts),
         *(partial(_of_loop, one.loop or {}, num_draws, seed) for one in kernels),
     ]
-    results = list(run_jobs(tasks, jobs=jobs, on_done=on_done))
-    of_command = dict(zip(commands, results, strict=False))
-    of_part = dict(zip(parts, results[len(commands) :], strict=False))
-    of_kernel = {one.id: found for one, found in zip(kernels, results[len(commands) + len(parts) :], strict=True)}
+    of_command: dict[str, Mapping[str, Values]] = {}
+    of_part: dict[tuple[str, tuple[str, ...]], float] = {}
+    of_kernel: dict[str, Values] = {}
+    rows: dict[str, ComparedCase] = {}
+    pieces: list[tuple[dict[Any, Any], Any]] = [
+        *((of_command, command) for command in commands),
+        *((of_part, part) for part in parts),
+        *((of_kernel, one.id) for one in kernels),
+    ]
+    for (found, key), result in zip(pieces, run_jobs(tasks, jobs=jobs, on_done=on_done), strict=True):
+        found[key] = result
+        for one in chosen:
+            if found is not of_part and key == (one.id if one.kind == "kernel" else one.command):
+                rows[one.id] = _validated(one, of_command, of_kernel)
+                on_case(rows[one.id])
     return Validation(
-        rows=tuple(_validated(one, of_command, of_kernel) for one in chosen),
+        rows=tuple(rows[one.id] for one in chosen),
         ladders=tuple(
             (one, tuple(judge(one, {on: of_part[one.command, on] for on in part_sets(one)}))) for one in ladders
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,11 +42,18 @@ def claims(
         paths.append(shipped.get(name) or Path(name))
     scenarios = [load_scenario(path) for path in paths]
     with output.progress("judging claims") as advance:
-        judged = judge_claims(scenarios, num_draws=draws, seed=seed, jobs=jobs, on_done=advance)
+        judged = judge_claims(
+            scenarios, num_draws=draws, seed=seed, jobs=jobs, on_done=advance, on_claim=say_claim(advance)
+        )
     if json_output:
         output.print_json(output.versioned({"claims": [one.to_dict() for one in judged]}))
     else:
         print_claims(judged)
+
+
+def say_claim(advance: output.Advance) -> Callable[[JudgedClaim], None]:
+    """What shows a verdict as soon as it is there."""
+    return lambda one: advance.say(f"{one.scenario.id}: {one.verdict}")
 
 
 def print_claims(claims: Sequence[JudgedClaim]) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
@@ -66,20 +67,34 @@ def warn(warnings: Sequence[str]) -> None:
         sys.stderr.write(f"k3sim: warning: {warning}\n")
 
 
+@dataclass(frozen=True)
+class Advance:
+    """How far long work is, told by calling with (done, of). ``say``: a result, shown at once on a terminal."""
+
+    tell: Callable[[int, int], None]
+    say: Callable[[str], None]
+
+    def __call__(self, done: int, of: int) -> None:
+        self.tell(done, of)
+
+
 @contextmanager
-def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """How far the work is, told as (done, of)."""
+def progress(label: str) -> Iterator[Advance]:
+    """A bar with the results above it on a terminal, elsewhere a line every ten seconds; all on standard error."""
     from rich.console import Console
 
     errors = Console(stderr=True, highlight=False)
     if not errors.is_terminal:
-        yield _lines(label)
+        yield Advance(_lines(label), lambda _: None)
         return
     from rich.progress import Progress
 
     with Progress(console=errors, transient=True) as bar:
         task = bar.add_task(label, total=None)
-        yield lambda done, of: bar.update(task, completed=done, total=of)
+        yield Advance(
+            lambda done, of: bar.update(task, completed=done, total=of),
+            lambda line: bar.console.print(line, markup=False, highlight=False),
+        )
 
 
 def _lines(label: str) -> Callable[[int, int | str], None]:

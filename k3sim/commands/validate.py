@@ -49,18 +49,25 @@ def validate(
     from k3sim.calibrate.compare.validation_page import write_validation_page
     from k3sim.calibrate.evidence import load_evidence
     from k3sim.calibrate.evidence.scenarios import load_scenario, shipped_scenarios
-    from k3sim.commands.claims import print_claims
+    from k3sim.commands.claims import print_claims, say_claim
 
     page = html_file(html)
     records = load_evidence([Path(one) for one in evidence]) if evidence else None
     everything = not ids and records is None
     with output.progress("predicting") as advance:
-        found = compare_all(ids or (), records=records, num_draws=draws, seed=seed, jobs=jobs, on_done=advance)
+        found = compare_all(
+            ids or (), records=records, num_draws=draws, seed=seed, jobs=jobs, on_done=advance,
+            on_case=lambda row: advance.say(
+                f"{row.label}: {row.predicted:,.4g} for {row.measured:,.4g} {row.unit}, {100 * row.error:+.1f} %"
+            ),
+        )  # fmt: skip
     claims = []
     if (everything and not json_output) or (page is not None and records is None):
         scenarios = [load_scenario(one) for one in shipped_scenarios()]
         with output.progress("judging claims") as advance:
-            claims = judge_claims(scenarios, num_draws=draws, seed=seed, jobs=jobs, on_done=advance)
+            claims = judge_claims(
+                scenarios, num_draws=draws, seed=seed, jobs=jobs, on_done=advance, on_claim=say_claim(advance)
+            )
     if page is not None:
         write_validation_page(page, found, claims)
     if json_output:

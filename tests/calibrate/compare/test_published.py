@@ -260,3 +260,9 @@ def test_the_page_holds_every_row_and_verdict() -> None:
     data = json.loads(text.split('id="figures">')[1].split("</script>")[0])
     assert set(data) == {"parity", "ladder0"}
     assert "http://" not in text.split("</script>")[-1]
+
+
+def test_every_case_is_told_when_predicted() -> None:
+    told: list[str] = []
+    found = validate.validate(("gb300-",), num_draws=2, jobs=1, on_case=lambda one: told.append(one.id))
+    assert sorted(told) == sorted(one.id for one in found.rows) and told
