@@ -259,7 +259,7 @@ COMMANDS = {
     "validate": ("validate", "gb200-k3opt", "--draws", "2"),
     "validate --own": ("validate", "--own"),
     "claims": ("claims", "gb300-one-user", "gain-falls-with-concurrency", "tpu-v7", "--draws", "2"),
-    "sensitivity": ("sensitivity", "coding-agents", "--values", "2", "--draws", "2"),
+    "sensitivity": ("sensitivity", "tpu-v7", "--values", "2", "--draws", "2"),
     "kernels list": ("kernels", "list"),
     "calibrate": ("calibrate", "--from", "h200", "--machine-out", "mine.json"),
     "report": ("report", MEASURED),
