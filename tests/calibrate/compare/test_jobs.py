@@ -90,7 +90,10 @@ def test_workers_end_with_their_parent(tmp_path: Path, number: signal.Signals) -
     script.write_text(PARENT)
     folder.mkdir()
     with subprocess.Popen(
-        [sys.executable, str(script), str(folder)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [sys.executable, str(script), str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=heed_keyboard,
     ) as parent:
         assert parent.stdout is not None and parent.stdout.readline() == b"working\n"
         while len(workers := [int(one.name) for one in folder.iterdir()]) < 3:
@@ -102,6 +105,11 @@ def test_workers_end_with_their_parent(tmp_path: Path, number: signal.Signals) -
             return
         time.sleep(0.02)
     raise AssertionError(f"still there: {[worker for worker in workers if runs(worker)]}")
+
+
+def heed_keyboard() -> None:
+    """A shell starts a job in the background with SIGINT ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def runs(process: int) -> bool:
