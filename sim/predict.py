@@ -48,6 +48,16 @@ class Prediction:
         """One token a step and user: no speculation."""
         return 1e6 / self.step_us
 
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all users together."""
+        return self.question.workload.concurrency * self.tokens_per_second_per_user
+
+    @property
+    def tokens_per_second_per_gpu(self) -> float:
+        """All users' tokens over the GPUs of all replicas."""
+        return self.tokens_per_second / self.question.layout.num_gpus
+
     @cached_property
     def waits_ps(self) -> dict[Part, int]:
         """Picoseconds of each part; they sum to ``step_ps`` exactly."""

@@ -12,7 +12,9 @@ from project_sources import ROOT, cycles, file_graph, imports, nearest, sources
 GPU_PACKAGES = ("torch", "cutlass", "cuda", "triton")
 
 #: What every command and every comparison may ask of the simulator.
-SIM = ("sim.machine", "sim.timeline", "sim", "sim.components", "sim.export", "sim.export.document")
+SIM = (
+    "sim.machine", "sim.quantities", "sim.timeline", "sim", "sim.components", "sim.export", "sim.export.document",
+)  # fmt: skip
 
 #: Room -> the rooms that it may import, besides itself and k3sim/errors.py. A room is a folder, or one file that others
 #: need without its folder; ``*`` stands for an operator. The longest name that fits a file is its room.
@@ -50,6 +52,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     # When it happens. A file of the timeline carries the version that its writer gives it.
     "sim.machine": (),
     "sim.units": (),
+    "sim.quantities": (),
     "sim.export.document": (),
     "sim.timeline": (
         "model", "model.names", "model.documents", "model.paths", "kernels.work", "kernels.costs",
@@ -60,7 +63,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "model", "model.names", "model.documents", "model.paths", "kernels.work", "kernels.costs", "sim.machine",
         "sim.units", "sim.timeline", "sim.components",
     ),
-    "sim.export": ("sim.timeline", "sim.export.document"),
+    "sim.export": ("sim.quantities", "sim.timeline", "sim.export.document"),
     # Whether that is true. What measures runs kernels; a fit states what was read, and a comparison predicts.
     "calibrate": ("model.documents", "calibrate.probes"),
     "calibrate.probes": ("kernels.*", "kernels.harness", "kernels.multi_gpu"),
