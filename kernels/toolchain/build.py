@@ -22,6 +22,8 @@ from k3sim.errors import UserError
 from k3sim.kernels.toolchain.compile_cache import ARCHITECTURES, get_cutlass
 
 MANIFEST_VERSION = 1
+# Together, since nvdisasm starts slowly; few enough that their lines come every few seconds.
+KERNELS_DISASSEMBLED = 8
 
 
 def build(
@@ -86,27 +88,34 @@ def worker(architecture: str, folder: Path, operators: Sequence[str]) -> None:
     (folder / "dump").mkdir(parents=True, exist_ok=True)
     get_cutlass()
     for operator in operators or BUILDS:
-        for name, compile_kernel in BUILDS[operator]().items():
-            start = time.monotonic()
-            function = compile_kernel()
-            seconds = time.monotonic() - start
-            cubin: bytes = function.__cubin__
-            path = folder / architecture / operator / f"{name}.cubin"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(cubin)
-            entry = {
-                "architecture": architecture,
-                "operator": operator,
-                "kernel": name,
-                "cubin": str(path.relative_to(folder)),
-                "compile_s": round(seconds, 2),
-                "functions": [asdict(code) for code in kernel_codes(cubin)],
-            }
-            sys.stdout.write(json.dumps(entry) + "\n")
-            sys.stdout.flush()
+        kernels = list(BUILDS[operator]().items())
+        for first in range(0, len(kernels), KERNELS_DISASSEMBLED):
+            built = [_built(*one) for one in kernels[first : first + KERNELS_DISASSEMBLED]]
+            codes = kernel_codes([cubin for _, cubin, _ in built], architecture)
+            for (name, cubin, compile_s), functions in zip(built, codes, strict=True):
+                path = folder / architecture / operator / f"{name}.cubin"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(cubin)
+                entry = {
+                    "architecture": architecture,
+                    "operator": operator,
+                    "kernel": name,
+                    "cubin": str(path.relative_to(folder)),
+                    "compile_s": compile_s,
+                    "functions": [asdict(code) for code in functions],
+                }
+                sys.stdout.write(json.dumps(entry) + "\n")
+                sys.stdout.flush()
     for dumped in (folder / "dump").iterdir():
         dumped.unlink()
     (folder / "dump").rmdir()
+
+
+def _built(name: str, compile_kernel: Callable[[], Any]) -> tuple[str, bytes, float]:
+    """Name, cubin and the seconds of its compilation."""
+    start = time.monotonic()
+    cubin: bytes = compile_kernel().__cubin__
+    return name, cubin, round(time.monotonic() - start, 2)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,18 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from k3sim.errors import UserError
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")  # name, type, flags, address, offset, size, link, info, alignment, entry size
 _NOBITS = 8
+_TEXT = ".text."  # and the function's name: a section of code
+_INSTRUCTION_BYTES = 16
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
 _FRAME_SIZE, _REGISTERS = 0x11, 0x2F  # attributes of .nv.info: function index, then bytes of stack or registers
 
 
@@ -60,33 +65,31 @@ def sections(cubin: bytes) -> dict[str, tuple[bytes, int, int]]:
     return found
 
 
-def kernel_codes(cubin: bytes) -> list[KernelCode]:
-    """Facts of every entry function of a cubin."""
-    found = sections(cubin)
-    listing = disassemble(cubin)
-    codes = []
+def kernel_codes(cubins: Sequence[bytes], architecture: str) -> list[list[KernelCode]]:
+    """Of each cubin, built for ``architecture``: facts of every entry function."""
+    listings = disassemble(cubins, architecture)
+    return [
+        [_kernel_code(function, sections(cubin), code) for function, code in listing.items()]
+        for cubin, listing in zip(cubins, listings, strict=True)
+    ]
+
+
+def _kernel_code(function: str, found: dict[str, tuple[bytes, int, int]], code: list[str]) -> KernelCode:
+    instructions = Counter(code)
     info = found.get(".nv.info", (b"", 0, 0))[0]
-    for name, (_, size, _) in found.items():
-        if not name.startswith(".text."):
-            continue
-        function = name.removeprefix(".text.")
-        instructions = Counter(listing.get(function, []))
-        codes.append(
-            KernelCode(
-                function=function,
-                registers=_largest(info, _REGISTERS),
-                stack_bytes=_largest(info, _FRAME_SIZE),
-                static_smem_bytes=found.get(f".nv.shared.{function}", (b"", 0, 0))[1],
-                code_bytes=size,
-                instructions=sum(instructions.values()),
-                loads_16_byte=_count(instructions, r"(LDG|LDGSTS)\b.*\.128"),
-                loads_narrower=_count(instructions, r"(LDG|LDGSTS)\b(?!.*\.(128|ENL2|256))"),
-                bulk_copies=_count(instructions, r"(UBLKCP|UTMALDG|UBLKPF)\b"),
-                tensor_core_instructions=_count(instructions, r"(HMMA|HGMMA|QGMMA|UTC\w*MMA)\b"),
-                spills=_count(instructions, r"(LDL|STL)\b"),
-            )
-        )
-    return codes
+    return KernelCode(
+        function=function,
+        registers=_largest(info, _REGISTERS),
+        stack_bytes=_largest(info, _FRAME_SIZE),
+        static_smem_bytes=found.get(f".nv.shared.{function}", (b"", 0, 0))[1],
+        code_bytes=found[_TEXT + function][1],
+        instructions=len(code),
+        loads_16_byte=_count(instructions, r"(LDG|LDGSTS)\b.*\.128"),
+        loads_narrower=_count(instructions, r"(LDG|LDGSTS)\b(?!.*\.(128|ENL2|256))"),
+        bulk_copies=_count(instructions, r"(UBLKCP|UTMALDG|UBLKPF)\b"),
+        tensor_core_instructions=_count(instructions, r"(HMMA|HGMMA|QGMMA|UTC\w*MMA)\b"),
+        spills=_count(instructions, r"(LDL|STL)\b"),
+    )
 
 
 def _count(instructions: Counter[str], pattern: str) -> int:
@@ -118,22 +121,29 @@ def disassembler() -> str:
     return found
 
 
-def disassemble(cubin: bytes) -> dict[str, list[str]]:
-    """Function -> its instructions in order, opcode with modifiers, operands left out."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+def disassemble(cubins: Sequence[bytes], architecture: str) -> list[dict[str, list[str]]]:
+    """Of each cubin: function -> its instructions in order, opcode with modifiers, operands left out.
+
+    The code of all goes through ``nvdisasm`` at once, as bare instructions: its start takes as much CPU as the
+    compilation of a kernel. Raises ValueError where it does not read every instruction, as of another architecture.
+    """
+    found = [
+        {name.removeprefix(_TEXT): content for name, (content, *_) in sections(cubin).items() if name.startswith(_TEXT)}
+        for cubin in cubins
+    ]
+    with tempfile.NamedTemporaryFile(suffix=".bin") as file:
+        for functions in found:
+            file.writelines(functions.values())
         file.flush()
-        done = subprocess.run(
-            [disassembler(), "--print-code", file.name], capture_output=True, text=True, check=True
-        )
-    functions: dict[str, list[str]] = {}
-    current: list[str] = []
-    for line in done.stdout.splitlines():
-        section = re.match(r"\s*\.section\s+\.text\.([^,\s]+)", line) or re.match(r"//-+ \.text\.(\S+) -+", line)
-        if section:
-            current = functions.setdefault(section.group(1), [])
-            continue
-        instruction = re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", line)
-        if instruction:
-            current.append(instruction.group(1))
-    return functions
+        target = "SM" + architecture.removeprefix("sm_")
+        command = [disassembler(), "--binary", target, "--no-dataflow", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    read = iter(_INSTRUCTION.findall(done.stdout))
+    listings = [
+        {name: list(islice(read, len(content) // _INSTRUCTION_BYTES)) for name, content in functions.items()}
+        for functions in found
+    ]
+    given = sum(len(content) for functions in found for content in functions.values())
+    if given != _INSTRUCTION_BYTES * sum(len(code) for listing in listings for code in listing.values()) or any(read):
+        raise ValueError(f"nvdisasm does not read {given} bytes as instructions of {architecture}, one in 16 bytes")
+    return listings

@@ -200,11 +200,11 @@ def test_the_commit_is_that_of_the_checkout() -> None:
 
 
 _BUILD = """
-from k3sim.kernels.toolchain.compile_cache import get_cutlass
+from k3sim.kernels.toolchain.compile_cache import architecture, get_cutlass
 get_cutlass()
 from k3sim.kernels.toolchain.machine_code import kernel_codes
 from k3sim.kernels.harness.read_rate_kernel import LOADS, compile_read
-(code,) = kernel_codes(compile_read(528).__cubin__)
+((code,),) = kernel_codes([compile_read(528).__cubin__], architecture())
 assert code.loads_16_byte == LOADS and code.loads_narrower == 0 and code.spills == 0 and code.registers <= 32, code
 """
 
