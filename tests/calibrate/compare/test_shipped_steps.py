@@ -70,7 +70,7 @@ LIMITS = [("stock", 0.03), ("fused", 0.042)]
 
 
 @pytest.mark.parametrize(("kind", "limit"), LIMITS)
-def test_a_step_of_one_user_is_within_its_limit(kind: str, limit: float) -> None:
+def test_one_users_step_is_within_its_limit(kind: str, limit: float) -> None:
     assert abs(step(f"{kind}, 1 row, 8k").error) <= limit
 
 
