@@ -18,7 +18,7 @@ from k3sim.sim.components.instruction_cache import LaunchedCode
 from k3sim.sim.components.launch_queue import Admission, KernelState
 from k3sim.sim.components.load_pipeline import Pieces, late_reads
 from k3sim.sim.components.memory import StreamLimit
-from k3sim.sim.components.placement import Allocation, Footprint, Placement
+from k3sim.sim.components.placement import Allocation, Footprint, Placement, num_blocks
 from k3sim.sim.components.sm_timing import last_slot_share
 from k3sim.sim.components.stream import Stream
 from k3sim.sim.components.wave import Wave, first_streaming
@@ -154,7 +154,7 @@ class KernelProcess:
 
     def start_pending_blocks(self, wave: Wave, placement: Placement, one: Pass) -> Steps:
         """Blocks that were pending at first: they ask for their share, and then all blocks have triggered."""
-        first_blocks, before = wave.resident_blocks, placement.blocks_by_sm()
+        first_blocks, before = wave.resident_blocks, placement.num_on_sms()
         yield placement.all_resident
         if not wave.is_part:
             wave.later = self.gpu.loads.start_early(
@@ -339,7 +339,7 @@ class KernelProcess:
 
     def admit_later_waves(self, wave: Wave, placement: Placement) -> None:
         """Give every group of blocks that becomes resident from now on a wave of its own."""
-        wave.resident_blocks = len(placement.first_wave)
+        wave.resident_blocks = num_blocks(placement.first_wave)
         placement.on_later_wave = lambda blocks: self.env.process(self.run_later_wave(wave, placement, blocks))
 
     def run_later_wave(self, wave: Wave, placement: Placement, blocks: list[Allocation]) -> Steps:
@@ -347,7 +347,7 @@ class KernelProcess:
         ended = simpy.Event(self.env)
         self.later_waves.append(ended)
         record = replace(wave.run, spans=[], start_ps=self.now, hbm_bytes=0, l2_bytes=0)  # its spans are not shown
-        later = replace(wave, run=record, resident_blocks=len(blocks), later=None)
+        later = replace(wave, run=record, resident_blocks=num_blocks(blocks), later=None)
         yield self.env.timeout(self.gpu.launches.refill_ps + self.gpu.launches.prologue_ps)
         passes = later.passes()
         first = first_streaming(passes)

@@ -3,7 +3,7 @@
 | Kernel | Its blocks become resident |
 | --- | --- |
 | registers unknown (public) | together, when one full wave of them fits in what is free of the whole chip |
-| registers known (own) | SM by SM, the emptiest first, as many as fit (``sm.py``); the others as blocks end |
+| registers known (own) | SM by SM, the emptiest first, as many as fit (``sm_classes.py``); others as blocks end |
 | of a later launch | not before every block of an earlier one, on whatever stream, is resident |
 
 A full wave is the least of blocks by shared memory, threads, registers and the kernel's own limit on one SM, times the
@@ -31,12 +31,14 @@ from k3sim.sim.components.sm import (
     L1_AND_SHARED_BYTES,
     REGISTERS_PER_SM,
     WARP,
+    BlockRequest,
     Sm,
     most_blocks_by_registers,
     requested_carve_out,
     resources_of,
     warps_of,
 )
+from k3sim.sim.components.sm_classes import SmClasses
 from k3sim.sim.machine import Machine
 
 
@@ -54,7 +56,7 @@ class Occupancy:
         self._free_threads = self._num_sms * self._threads_per_sm
         self._free_registers = self._num_sms * REGISTERS_PER_SM
         self._waiting: list[tuple[Footprint, simpy.Event]] = []
-        self.sms = [Sm(self._smem_per_sm, self._threads_per_sm) for _ in range(self._num_sms)]
+        self.sms = SmClasses(self._num_sms, Sm.idle(self._smem_per_sm, self._threads_per_sm))
         self._pending: list[Placement] = []  # of kernels with pending blocks, in the order of launch
 
     def footprint(self, work: Work) -> Footprint:
@@ -86,7 +88,7 @@ class Occupancy:
 
     def l1_bytes(self, work: Work, placement: Placement | None) -> int:
         """What is L1 on the SMs of a kernel's blocks: where it is least, as their shared memory is carved out."""
-        carve_outs = [self.sms[sm].carve_out for sm in placement.resident] if placement is not None else []
+        carve_outs = [] if placement is None else [state.carve_out for state in self.sms.states_of(placement.sms)]
         return L1_AND_SHARED_BYTES - max(carve_outs, default=self._carve_out(work))
 
     def _fits(self, wanted: Footprint) -> bool:
@@ -129,17 +131,18 @@ class Occupancy:
 
     def place(self, work: Work, footprint: Footprint) -> Placement:
         """Make as many of the wave's blocks resident as fit now, evenly; the others are pending until blocks end."""
+        request = BlockRequest(
+            resources_of(work), self._carve_out(work), work.carve_out_percent is not None, was_pending=False
+        )
         placement = Placement(
-            block=resources_of(work),
+            request=request,
             num_pending=footprint.blocks,
-            carve_out=self._carve_out(work),
             all_resident=simpy.Event(self._env),
             first_resident=simpy.Event(self._env),
-            requests_carve_out=work.carve_out_percent is not None,
         )
         self._pending.append(placement)
         self._admit(-1)
-        placement.was_pending = True
+        placement.request = request._replace(was_pending=True)
         return placement
 
     def release_blocks(self, placement: Placement, blocks: list[Allocation] | None, by: int) -> None:
@@ -147,25 +150,18 @@ class Occupancy:
 
         ``by``: the kernel, for those who become resident in their place.
         """
-        for sm, registers in placement.first_wave if blocks is None else blocks:
-            self.sms[sm].release(placement.block, registers)
-            placement.resident[sm].remove(registers)
-            if not placement.resident[sm]:
-                del placement.resident[sm]
+        self.sms.release_blocks(placement, placement.first_wave if blocks is None else blocks)
         self._admit(by)
 
     def release_all(self, placement: Placement, by: int = -1) -> None:
         """Release the SMs of a kernel that has ended; whoever becomes resident there learns who it was."""
-        for sm, blocks in placement.resident.items():
-            for registers in blocks:
-                self.sms[sm].release(placement.block, registers)
-        placement.resident.clear()
+        self.sms.release_all(placement)
         self._admit(by)
 
     def _admit(self, by: int) -> None:
         """Make pending blocks resident, kernel by kernel in the order of launch."""
         for one in self._pending:
-            admitted = self._admit_blocks(one)
+            admitted = self.sms.admit(one)
             if admitted and not one.first_resident.triggered:
                 one.first_resident.succeed(by)
             if one.on_later_wave is None:
@@ -176,23 +172,3 @@ class Occupancy:
                 break
             one.all_resident.succeed(by)
         self._pending = [one for one in self._pending if one.num_pending]
-
-    def _admit_blocks(self, one: Placement) -> list[Allocation]:
-        sms, admitted, before = self.sms, [], -1
-        while one.num_pending and one.num_pending != before:
-            before = one.num_pending
-            # The emptiest SMs first, one block each in a round.
-            for index in sorted(range(self._num_sms), key=lambda sm: (-sms[sm].registers, -sms[sm].smem_bytes, sm)):
-                if not one.num_pending:
-                    break
-                sm, own = sms[index], len(one.resident.get(index, ()))
-                if not sm.carve(one.block, one.carve_out, own_blocks=own, requested=one.requests_carve_out,
-                                was_pending=one.was_pending):  # fmt: skip
-                    continue
-                registers = sm.registers_for(one.block)
-                if registers is not None:
-                    sm.allocate(one.block, registers)
-                    one.resident.setdefault(index, []).append(registers)
-                    one.num_pending -= 1
-                    admitted.append((index, registers))
-        return admitted

@@ -1,15 +1,42 @@
-"""What the blocks of one kernel hold: of the whole chip (``Footprint``), or SM by SM (``Placement``)."""
+"""What the blocks of one kernel hold: of the whole chip (``Footprint``), or SM by SM (``Placement``).
+
+SMs are told apart by their numbers alone, which decide where a block starts when several are equally empty. A set of
+SMs is an int whose bit ``i`` is SM ``i``: the sets of a kernel are few, and to join or divide them takes one operation.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import simpy
 
-from k3sim.sim.components.sm import BlockResources
+from k3sim.sim.components.sm import BlockRequest, Registers
 
-Allocation = tuple[int, list[int]]  # an SM, and the registers of each partition that a block holds there
+SmSet = int  # bit i: SM i
+Held = tuple[Registers, ...]  # what the blocks of a kernel hold of one SM's registers, in the order in which they came
+
+
+class Allocation(NamedTuple):
+    """One block on each SM of a set, and the registers of each partition that it holds there."""
+
+    sms: SmSet
+    registers: Registers
+
+
+def num_blocks(allocations: Iterable[Allocation]) -> int:
+    return sum(one.sms.bit_count() for one in allocations)
+
+
+def lowest(sms: SmSet, count: int) -> SmSet:
+    """The ``count`` SMs of a set with the lowest numbers, all of them where it has no more."""
+    if sms.bit_count() <= count:
+        return sms
+    left = sms
+    for _ in range(count):
+        left &= left - 1  # without its lowest
+    return sms & ~left
 
 
 @dataclass(frozen=True)
@@ -29,21 +56,44 @@ class Placement:
     The value of both events is the kernel that made room, -1 where nobody had to.
     """
 
-    block: BlockResources
+    request: BlockRequest
     num_pending: int
-    carve_out: int  # shared memory of an SM that the first of its blocks sets
     all_resident: simpy.Event
     first_resident: simpy.Event
-    resident: dict[int, list[list[int]]] = field(default_factory=dict)  # by SM, the registers of each block
+    resident: dict[Held, SmSet] = field(default_factory=dict)  # SMs by what its blocks hold there
     first_wave: list[Allocation] = field(default_factory=list)  # of blocks that came before there was ``on_later_wave``
     on_later_wave: Callable[[list[Allocation]], object] | None = None  # gets what further blocks hold
-    requests_carve_out: bool = False  # says itself how an SM's memory is to be divided
-    was_pending: bool = False  # has blocks that did not fit when it was launched
 
-    def blocks_by_sm(self) -> dict[int, int]:
-        """Blocks on each SM that has some."""
-        return {sm: len(blocks) for sm, blocks in self.resident.items()}
+    @property
+    def sms(self) -> SmSet:
+        """SMs with blocks of the kernel."""
+        every = 0
+        for sms in self.resident.values():
+            every |= sms
+        return every
 
-    def most_on_an_sm(self, before: Mapping[int, int] | None = None) -> int:
+    def num_on_sms(self) -> list[tuple[int, SmSet]]:
+        """Blocks on an SM, and the SMs that have so many."""
+        return [(len(held), sms) for held, sms in self.resident.items()]
+
+    def most_on_an_sm(self, before: Iterable[tuple[int, SmSet]] = ()) -> int:
         """Blocks on the SM with most of them, less what it had ``before``."""
-        return max((count - (before or {}).get(sm, 0) for sm, count in self.blocks_by_sm().items()), default=0)
+        most = 0
+        for count, sms in self.num_on_sms():
+            for earlier, there in before:
+                if both := sms & there:
+                    most = max(most, count - earlier)
+                    sms &= ~both
+            if sms:
+                most = max(most, count)
+        return most
+
+    def change(self, sms: SmSet, before: Held, after: Held) -> None:
+        """The blocks on a set of SMs held ``before`` and hold ``after``."""
+        left = self.resident[before] & ~sms if before else 0
+        if left:
+            self.resident[before] = left
+        elif before:
+            del self.resident[before]
+        if after:
+            self.resident[after] = self.resident.get(after, 0) | sms

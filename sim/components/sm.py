@@ -27,8 +27,8 @@ and more after those before it have left, on every SM).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from k3sim.kernels.work import Work
 
@@ -39,14 +39,15 @@ REGISTERS_PER_SM = 64 * 1024  # compute capability 9.0, 10.0 and 10.3
 WARP = 32
 NUM_PARTITIONS = 4
 
+Registers = tuple[int, ...]  # of each partition
+
 
 def warps_of(work: Work) -> int:
     """Warps of one block."""
     return -(-work.threads_per_block // WARP)
 
 
-@dataclass(frozen=True)
-class BlockResources:
+class BlockResources(NamedTuple):
     """What a block holds of an SM."""
 
     smem_bytes: int
@@ -61,19 +62,27 @@ def resources_of(work: Work) -> BlockResources:
     )
 
 
-class Sm:
-    """What is free on an SM: shared memory as carved out, threads, registers of each partition; its resident blocks."""
+class Sm(NamedTuple):
+    """What is free on an SM: shared memory as carved out, threads, registers of each partition; its resident blocks.
 
-    __slots__ = ("blocks", "carve_out", "partitions", "registers", "smem_bytes", "threads")
+    A state, not a thing: the methods return the state that follows. SMs in equal states are told apart by nothing, so
+    what becomes of one becomes of all of them (``occupancy.py``).
+    """
 
-    def __init__(self, smem_bytes: int, threads: int) -> None:
-        self.smem_bytes = self.carve_out = smem_bytes
-        self.threads = threads
-        self.registers = REGISTERS_PER_SM
-        self.partitions = [REGISTERS_PER_SM // NUM_PARTITIONS] * NUM_PARTITIONS
-        self.blocks = 0
+    smem_bytes: int
+    carve_out: int
+    threads: int
+    registers: int
+    partitions: Registers
+    blocks: int
 
-    def registers_for(self, block: BlockResources) -> list[int] | None:
+    @staticmethod
+    def idle(smem_bytes: int, threads: int) -> Sm:
+        """An SM without blocks, all of whose memory for blocks is shared."""
+        partition = REGISTERS_PER_SM // NUM_PARTITIONS
+        return Sm(smem_bytes, smem_bytes, threads, REGISTERS_PER_SM, (partition,) * NUM_PARTITIONS, 0)
+
+    def registers_for(self, block: BlockResources) -> Registers | None:
         """Registers of each partition that a block would hold, or None where it does not fit."""
         if block.smem_bytes > self.smem_bytes or block.threads > self.threads:
             return None
@@ -87,49 +96,80 @@ class Sm:
         for need, free in zip(wanted, self.partitions, strict=True):
             if need > free:
                 return None
-        return wanted
+        return tuple(wanted)
 
-    def allocate(self, block: BlockResources, registers: Sequence[int]) -> None:
-        """Make a block resident, with ``registers`` of each partition."""
-        self._change(block, registers, 1)
+    def with_block(self, block: BlockResources, registers: Registers) -> Sm:
+        """With a block that holds ``registers`` of each partition."""
+        return self._changed(block, registers, 1)
 
-    def release(self, block: BlockResources, registers: Sequence[int]) -> None:
-        """Free what a block held."""
-        self._change(block, registers, -1)
+    def without_block(self, block: BlockResources, registers: Registers) -> Sm:
+        """Without a block that held ``registers`` of each partition."""
+        return self._changed(block, registers, -1)
 
-    def _change(self, block: BlockResources, registers: Sequence[int], sign: int) -> None:
-        self.smem_bytes -= sign * block.smem_bytes
-        self.threads -= sign * block.threads
-        self.registers -= sign * block.warps * block.registers_per_warp
-        self.partitions = [free - sign * one for free, one in zip(self.partitions, registers, strict=True)]
-        self.blocks += sign
+    def _changed(self, block: BlockResources, registers: Registers, sign: int) -> Sm:
+        return Sm(
+            self.smem_bytes - sign * block.smem_bytes,
+            self.carve_out,
+            self.threads - sign * block.threads,
+            self.registers - sign * block.warps * block.registers_per_warp,
+            tuple(free - sign * one for free, one in zip(self.partitions, registers, strict=True)),
+            self.blocks + sign,
+        )
 
-    def carve(
-        self, block: BlockResources, carve_out: int, *, own_blocks: int, requested: bool, was_pending: bool
-    ) -> bool:
-        """Divide the SM anew for a kernel's block where that is done; whether a block may start here.
+    def carved(self, request: BlockRequest, own_blocks: int) -> Sm | None:
+        """Divided anew for a kernel's block where that is done; None where no block of it may start here.
 
         ``own_blocks`` of the kernel are resident here. An SM that has only those becomes idle as they end, and takes
-        the others then. ``requested``: the kernel says itself how the SM is to be divided.
+        the others then.
         """
+        carve_out = request.carve_out
         if self.blocks > own_blocks:
-            return not (requested and self.carve_out > carve_out)
+            return None if request.requests_carve_out and self.carve_out > carve_out else self
         if own_blocks and self.carve_out >= carve_out:
-            return True
-        if was_pending and self.carve_out < carve_out and self.registers_for(block) is not None:
-            return True
-        self.smem_bytes += carve_out - self.carve_out
-        self.carve_out = carve_out
-        return True
+            return self
+        if request.was_pending and self.carve_out < carve_out and self.registers_for(request.block) is not None:
+            return self
+        return self._replace(smem_bytes=self.smem_bytes + carve_out - self.carve_out, carve_out=carve_out)
+
+
+class BlockRequest(NamedTuple):
+    """A block that is to become resident.
+
+    ``carve_out``: shared memory that it sets on an SM it comes to first. ``requests_carve_out``: the kernel says itself
+    how an SM is to be divided. ``was_pending``: it did not fit when its kernel was launched.
+    """
+
+    block: BlockResources
+    carve_out: int
+    requests_carve_out: bool
+    was_pending: bool
+
+
+@lru_cache(maxsize=1 << 14)
+def started(sm: Sm, request: BlockRequest, own_blocks: int) -> tuple[Sm, Registers | None]:
+    """An SM after a block has been offered to it, and the registers of the block; None where it does not start.
+
+    Kept: an SM has few states, and every layer brings the same kernels.
+    """
+    carved = sm.carved(request, own_blocks)
+    if carved is None:
+        return sm, None
+    registers = carved.registers_for(request.block)
+    return (carved, None) if registers is None else (carved.with_block(request.block, registers), registers)
 
 
 def most_blocks_by_registers(work: Work) -> int:
     """Blocks whose registers an empty SM holds, at most the kernel's own limit."""
     if not work.registers_per_thread:
         return work.max_blocks_per_sm
-    sm, block, count = Sm(0, 0), BlockResources(0, 0, warps_of(work), WARP * work.registers_per_thread), 0
-    while count < work.max_blocks_per_sm and (registers := sm.registers_for(block)) is not None:
-        sm.allocate(block, registers)
+    return min(work.max_blocks_per_sm, _blocks_by_registers(warps_of(work), WARP * work.registers_per_thread))
+
+
+@lru_cache(maxsize=1024)
+def _blocks_by_registers(warps: int, registers_per_warp: int) -> int:
+    sm, block, count = Sm.idle(0, 0), BlockResources(0, 0, warps, registers_per_warp), 0
+    while (registers := sm.registers_for(block)) is not None:
+        sm = sm.with_block(block, registers)
         count += 1
     return count
 

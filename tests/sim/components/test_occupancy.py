@@ -13,7 +13,7 @@ from tiny import TINY, call, reads, simulate, stream, work
 from k3sim.errors import UserError
 from k3sim.kernels.work import Pass
 from k3sim.sim.components.occupancy import Occupancy
-from k3sim.sim.components.placement import Footprint, Placement
+from k3sim.sim.components.placement import Footprint, Placement, num_blocks
 
 NOTHING = Pass()
 
@@ -133,10 +133,10 @@ def test_a_block_waits_for_a_larger_carve_out() -> None:
     sms = Occupancy(simpy.Environment(), HOPPER)
     small = placed(sms, num_blocks=2, threads_per_block=128, registers_per_thread=64, smem_bytes_per_block=2048)
     large = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
-    assert list(large.blocks_by_sm().values()) == [1, 1] and set(large.resident).isdisjoint(small.resident)
+    assert large.num_on_sms() == [(1, 0b1100)] and small.num_on_sms() == [(1, 0b0011)]
     assert not large.all_resident.triggered
     sms.release_all(small)
-    assert large.num_pending == 0 and large.all_resident.triggered and len(large.resident) == 4
+    assert large.num_pending == 0 and large.all_resident.triggered and large.sms == 0b1111
 
 
 def test_a_small_block_joins_larger_carve_outs() -> None:
@@ -182,7 +182,7 @@ def test_registers_keep_a_block_out() -> None:
     assert first.all_resident.triggered
     # 4,608 registers are left in each part beside the first, and 14 warps put 6,144 into two of them; the fourth SM
     # takes two blocks.
-    assert {sm: len(blocks) for sm, blocks in second.resident.items()} == {3: 2} and second.num_pending == 2
+    assert second.num_on_sms() == [(2, 0b1000)] and second.num_pending == 2
 
 
 @pytest.mark.parametrize(("threads", "beside"), [(384, True), (416, False)])
@@ -207,7 +207,7 @@ def test_a_carve_out_ends_on_idle_sms() -> None:
     sms = Occupancy(simpy.Environment(), HOPPER)
     small = placed(sms, num_blocks=4, threads_per_block=128, registers_per_thread=48, smem_bytes_per_block=512)
     large = placed(sms, num_blocks=28, threads_per_block=128, registers_per_thread=72, smem_bytes_per_block=3000)
-    assert len(large.resident) == 4 and large.num_pending > 0  # one block beside each small one
+    assert large.sms == 0b1111 and large.num_pending > 0  # one block beside each small one
     sms.release_all(small)
     assert large.all_resident.triggered
 
@@ -246,14 +246,14 @@ def test_ended_blocks_make_room_for_their_kernel() -> None:
     shape = {"threads_per_block": 448, "registers_per_thread": 48, "smem_bytes_per_block": 100 * 1024}
     taken = placed(sms, **{**shape, "num_blocks": 2, "smem_bytes_per_block": 200 * 1024})
     several = placed(sms, **shape, num_blocks=8)
-    assert several.first_resident.triggered and several.num_pending == 4 and len(several.first_wave) == 4
+    assert several.first_resident.triggered and several.num_pending == 4 and num_blocks(several.first_wave) == 4
     groups: list[int] = []
-    several.on_later_wave = lambda shares: groups.append(len(shares))
+    several.on_later_wave = lambda blocks: groups.append(num_blocks(blocks))
     sms.release_blocks(several, None, 7)
     assert groups == [4] and several.num_pending == 0 and several.all_resident.value == 7
     sms.release_all(taken)
     sms.release_all(several)
-    assert all(sm.smem_bytes == sm.carve_out and not sm.blocks for sm in sms.sms)
+    assert all(sm.smem_bytes == sm.carve_out and not sm.blocks for sm in sms.sms.states_of(0b1111))
 
 
 def test_a_requested_carve_out_keeps_blocks_out() -> None:

@@ -13,13 +13,12 @@ FULL = BlockResources(smem_bytes=600, threads=400, warps=12, registers_per_warp=
 
 
 def test_a_block_holds_its_resources_until_released() -> None:
-    sm = Sm(1000, 1000)
-    registers = sm.registers_for(FULL)
-    assert registers == [3 * 1024] * 4
-    sm.allocate(FULL, registers)
+    idle = Sm.idle(1000, 1000)
+    registers = idle.registers_for(FULL)
+    assert registers == (3 * 1024,) * 4
+    sm = idle.with_block(FULL, registers)
     assert (sm.smem_bytes, sm.threads, sm.registers, sm.blocks) == (400, 600, REGISTERS_PER_SM - 12 * 1024, 1)
-    sm.release(FULL, registers)
-    assert (sm.smem_bytes, sm.threads, sm.registers, sm.blocks) == (1000, 1000, REGISTERS_PER_SM, 0)
+    assert sm.without_block(FULL, registers) == idle
 
 
 @pytest.mark.parametrize(
@@ -34,8 +33,8 @@ def test_a_block_holds_its_resources_until_released() -> None:
     ],
 )
 def test_a_block_fits_to_the_last_unit(beside: BlockResources, fits: bool) -> None:
-    sm = Sm(1000, 1000)
-    sm.allocate(FULL, sm.registers_for(FULL) or [])
+    idle = Sm.idle(1000, 1000)
+    sm = idle.with_block(FULL, idle.registers_for(FULL) or ())
     assert (sm.registers_for(beside) is not None) is fits
 
 
