@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marked_blocks import with_blocks
+from own_cases import cublas_cases, link_kernel_cases, link_step_cases, shipped_kernel_cases, shipped_step_cases
 
 from k3sim.calibrate.compare.case import ComparedCase
-from k3sim.calibrate.compare.shipped_kernels import cublas_cases, shipped_kernel_cases
-from k3sim.calibrate.compare.shipped_links import link_kernel_cases, link_step_cases
-from k3sim.calibrate.compare.shipped_steps import shipped_step_cases
 from k3sim.calibrate.compare.validate import Validation
 from k3sim.model.paths import SWITCHES
 

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 import accuracy_tables
+from own_cases import cublas_cases, link_kernel_cases, link_step_cases, shipped_kernel_cases, shipped_step_cases
 from sample_tables import (
     all_reduces,
     decode_parts,
@@ -25,9 +26,8 @@ from sample_tables import (
 from k3sim.calibrate.compare.case import ComparedCase
 from k3sim.calibrate.compare.claims import judge_claims
 from k3sim.calibrate.compare.ladders import counts
-from k3sim.calibrate.compare.shipped_kernels import cublas_cases, shipped_kernel_cases
-from k3sim.calibrate.compare.shipped_links import LinkDifference, link_differences, link_kernel_cases, link_step_cases
-from k3sim.calibrate.compare.shipped_steps import StageCase, shipped_stage_cases, shipped_step_cases
+from k3sim.calibrate.compare.shipped_links import LinkDifference, link_differences
+from k3sim.calibrate.compare.shipped_steps import StageCase, shipped_stage_cases
 from k3sim.calibrate.compare.validate import Validation, groups, summary, validate
 from k3sim.calibrate.evidence.scenarios import load_scenario, shipped_scenarios
 
