@@ -16,6 +16,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WHEEL_BIN := build/installed/bin
+BENCH_PYTHON ?= $(BIN)/python
 PIP_INSTALL := -m pip --disable-pip-version-check --quiet install
 # One worker a core; a file stays with one worker, for what its tests share.
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
@@ -40,8 +41,8 @@ lint: $(VENV)/.test
 docs: $(VENV)/.test
 	$(BIN)/python -m pytest tests/test_documentation.py
 
-bench: $(VENV)/.base
-	$(BIN)/python tools/bench.py
+bench: $(if $(filter $(BIN)/%,$(BENCH_PYTHON)),$(VENV)/.base)
+	$(BENCH_PYTHON) tools/bench.py
 
 readme: picture
 	$(BIN)/python tools/readme_output.py
