@@ -12,28 +12,34 @@ Options have the names of the command line; see ``k3sim.Options``.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from k3sim.errors import UserError
 from k3sim.version import VERSION as __version__
 
-try:
-    from k3sim.sim.question import Options
-except ModuleNotFoundError as error:
-    if error.name != "k3sim.sim":
-        raise
-    # The rooms stand beside this folder in a checkout, and under it only where the package is installed.
-    raise ImportError(
-        "k3sim was found as a folder of a checkout, which hides the installed package: "
-        "run Python from another folder, or install the checkout with 'pip install --editable .'"
-    ) from None
-
 if TYPE_CHECKING:
     import pandas
 
     from k3sim.report import Report
+    from k3sim.sim.question import Options
 
 __all__ = ["Options", "UserError", "__version__", "predict", "timeline"]
+
+# The rooms install under this folder and stand beside it in a checkout. From the root of one, Python finds this folder
+# before the package that is installed, and then the rooms are those of the checkout too.
+_CHECKOUT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+if not os.path.isdir(os.path.join(__path__[0], "sim")) and os.path.isdir(os.path.join(_CHECKOUT, "sim", "machines")):
+    __path__.append(_CHECKOUT)
+
+
+def __getattr__(name: str) -> Any:
+    """``Options`` once it is asked for: a command that is interrupted while it starts has nothing imported yet."""
+    if name == "Options":
+        from k3sim.sim.question import Options
+
+        return Options
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def predict(**options: Any) -> Report:
@@ -42,6 +48,7 @@ def predict(**options: Any) -> Report:
     Raises UserError for what cannot be honoured, TypeError for an option that does not exist.
     """
     from k3sim.report import report_of
+    from k3sim.sim.question import Options
 
     return report_of(Options(**options))
 

@@ -1,19 +1,21 @@
-"""The command line: the commands put together, and how a run ends.
+"""How a run of the command line begins and ends.
 
-Exit status: 0 ok, 1 a kernel that fails its check, 2 bad input (one line on standard error), 130 interrupted.
+Exit status: 0 ok, 1 a kernel that fails its check, 2 bad input or output that cannot be written (one line on standard
+error), 130 interrupted; 141 where the reader of a pipe left, and 128 and the number of a signal that ended the run, as
+shells have it.
+
+Nothing but the standard library is imported before ``main`` has begun, so that Ctrl-C finds somebody from then on.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Iterable, Sequence
-from importlib import import_module
-from typing import Annotated, Any
-
-import typer
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from k3sim.errors import UserError
-from k3sim.version import VERSION
+from k3sim.streams import OutputLost, settle_streams
 
 #: In the order of the help; each is a module of ``k3sim/commands`` that holds a command, or a group, of its name.
 COMMANDS = (
@@ -29,63 +31,83 @@ COMMANDS = (
     "calibrate",
     "kernels",
 )
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        sys.stdout.write(f"k3sim {VERSION}\n")
-        raise typer.Exit
-
-
-def options_of_every_command(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Predict where a Kimi K3 decode step waits, and what would remove it."""
-
-
-def build_app(names: Iterable[str]) -> typer.Typer:
-    """The command line with some of the commands: importing and describing all of them takes a tenth of a second."""
-    app = typer.Typer(
-        name="k3sim",
-        epilog="Example: k3sim timeline --concurrency 1",
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-    )
-    app.callback()(options_of_every_command)
-    for name in names:
-        module = import_module(f"k3sim.commands.{name}")
-        command = getattr(module, name)
-        if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name, short_help=command.info.help)
-        else:
-            # The first line of its help, and whole: what stands in the list of commands would be cut.
-            short_help = (command.__doc__ or "").partition("\n")[0]
-            app.command(name, short_help=short_help, epilog=f"Example: {module.EXAMPLE}")(command)
-    return app
+INTERRUPTED = 130
+READER_LEFT = 141  # 128 + SIGPIPE
+MOST_SAID = 800  # characters of a refusal
+LONGEST_WORD = 160
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: a mistake in the input is one line on standard error and exit status 2."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        app = build_app(given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS)
-        status = app(args=given or ["--help"], standalone_mode=False)
+        settle_streams()
+        if arguments is None:
+            _end_by_signals()
+        status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except OutputLost as lost:
+        if lost.reader_left:
+            raise SystemExit(READER_LEFT) from None
+        _fail(str(lost))
+    except KeyboardInterrupt:
+        if arguments is None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one finds nothing more to stop
+        sys.stderr.write("k3sim: interrupted\n")
+        raise SystemExit(INTERRUPTED) from None
     except UserError as error:
         _fail(str(error))
+    except MemoryError:
+        _fail("not enough memory")
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}")
+    raise SystemExit(status)
+
+
+def _run(given: Sequence[str]) -> int:
+    """The exit status of a command. Raises UserError for one that cannot be honoured."""
+    for one in given:
+        if not _is_text(one):
+            raise UserError(
+                f"argument {one!a} is no text of the locale's encoding ({sys.getfilesystemencoding()}); accepted: "
+                "UTF-8, in a UTF-8 locale such as LC_ALL=C.UTF-8"
+            )
+    import typer
+
+    from k3sim.app import build_app
+
+    app = build_app(given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS)
+    try:
+        status = app(args=list(given) or ["--help"], standalone_mode=False)
     except typer.Abort:
-        raise SystemExit(130) from None
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        raise KeyboardInterrupt from None
     except typer.Exit as error:
-        raise SystemExit(error.exit_code) from None
+        return error.exit_code
     except Exception as error:
         if hasattr(error, "format_message"):  # usage errors of the command-line library
-            _fail(f"{error.format_message()}{_given(error)}; see 'k3sim --help'")
+            raise UserError(f"{error.format_message()}{_given(error)}; see 'k3sim --help'") from None
         raise
-    raise SystemExit(status if isinstance(status, int) else 0)
+    return status if isinstance(status, int) else 0
+
+
+def _is_text(argument: str) -> bool:
+    """Whether it can be written again as UTF-8, into the files of a run; a path of other bytes cannot."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in argument
+
+
+def _end_by_signals() -> None:
+    """Let a request to end, or a closed terminal, unwind the run, so that nothing half-made stays."""
+    for one in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(one) is signal.SIG_DFL:  # nohup stays nohup
+            signal.signal(one, _end)
+
+
+def _end(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def _given(error: Exception) -> str:
@@ -96,7 +118,19 @@ def _given(error: Exception) -> str:
     return f" (given: {rejection.errors()[0]['input']!r})"
 
 
-def _fail(message: str) -> None:
-    line = " ".join(message.split())
-    sys.stderr.write(f"k3sim: {line}\n")
+def _fail(message: str) -> NoReturn:
+    sys.stderr.write(f"k3sim: {one_line(message)}\n")
     raise SystemExit(2) from None
+
+
+def one_line(message: str) -> str:
+    """A message that a terminal shows in a few lines: long words and its middle are cut, ends stay."""
+    words = [one if len(one) <= LONGEST_WORD else _without_middle(one, LONGEST_WORD) for one in message.split()]
+    return _without_middle(" ".join(words), MOST_SAID)
+
+
+def _without_middle(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    end = (most - 3) // 3
+    return f"{text[: most - 3 - end]}...{text[len(text) - end :]}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from k3sim.report import _bar, _card, check_writable, summary
 from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
-from k3sim.sim.export.whole_file import write_whole_file
+from k3sim.sim.export.whole_file import whole_folder, write_whole_file
 from k3sim.sim.machine import describe
 from k3sim.sim.predict import Prediction, difference_us, predict
 from k3sim.sim.question import Options, ask
@@ -65,9 +65,10 @@ class Comparison:
         }
         check_writable(files)
         timelines = {side.label: side.prediction.full for side in (self.before, self.after)}
-        write_whole_file(Path(files["json"]), dump_json(self.to_dict(files)).encode())
-        write_html_report(self.html_data(), timelines, Path(files["html"]))
-        write_perfetto_trace(timelines, Path(files["perfetto"]))
+        with whole_folder(folder) as inside:
+            write_whole_file(inside / "compare.json", dump_json(self.to_dict(files)).encode())
+            write_html_report(self.html_data(), timelines, inside / "compare.html")
+            write_perfetto_trace(timelines, inside / "compare.pftrace")
         return files
 
     def html_data(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from k3sim.calibrate.decode.measured_step import measured_step
 from k3sim.report import check_writable
+from k3sim.sim.export.whole_file import whole_folder
 from k3sim.sim.timeline.critical_path import Part
 from k3sim.sim.timeline.file import read_document
 from k3sim.sim.timeline.timeline import Timeline
@@ -45,8 +46,9 @@ class MeasuredReport:
         files = {"html": str(folder / "measured.html"), "perfetto": str(folder / "measured.pftrace")}
         check_writable(files)
         timelines = {self.label: self.timeline}
-        write_html_report(self.html_data(), timelines, Path(files["html"]))
-        write_perfetto_trace(timelines, Path(files["perfetto"]))
+        with whole_folder(folder) as inside:
+            write_html_report(self.html_data(), timelines, inside / "measured.html")
+            write_perfetto_trace(timelines, inside / "measured.pftrace")
         return files
 
     def html_data(self) -> dict[str, Any]:

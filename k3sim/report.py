@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from k3sim.errors import UserError
 from k3sim.model.paths import SWITCHES
 from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
-from k3sim.sim.export.whole_file import write_whole_file
+from k3sim.sim.export.whole_file import whole_folder, write_whole_file
 from k3sim.sim.intervals import NUM_DRAWS, step_us_interval
 from k3sim.sim.machine import describe
 from k3sim.sim.predict import Prediction, difference_us, ladder, leave_one_out, on_path, predict
@@ -174,7 +174,7 @@ class Report:
     def write(self, folder: Path) -> dict[str, str]:
         """Write timeline.json, timeline.html, timeline.pftrace and stages.csv; returns kind -> path.
 
-        Each file is written whole or not at all. Raises UserError when the folder cannot be written.
+        All of them are written, or none. Raises UserError when the folder cannot be written.
         """
         from k3sim.sim.export.html import write_html_report
         from k3sim.sim.export.perfetto import write_perfetto_trace
@@ -187,10 +187,11 @@ class Report:
         }
         check_writable(files)
         timelines = {label: prediction.full for label, prediction in self.labelled.items()}
-        write_whole_file(Path(files["json"]), dump_json(self.to_dict(files)).encode())
-        write_html_report(self.html_data(), timelines, Path(files["html"]))
-        write_perfetto_trace(timelines, Path(files["perfetto"]))
-        write_whole_file(Path(files["stages"]), _csv(stage_rows(self.main.full)).encode())
+        with whole_folder(folder) as inside:
+            write_whole_file(inside / "timeline.json", dump_json(self.to_dict(files)).encode())
+            write_html_report(self.html_data(), timelines, inside / "timeline.html")
+            write_perfetto_trace(timelines, inside / "timeline.pftrace")
+            write_whole_file(inside / "stages.csv", _csv(stage_rows(self.main.full)).encode())
         return files
 
     def html_data(self) -> dict[str, Any]:

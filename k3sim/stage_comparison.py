@@ -12,7 +12,7 @@ from k3sim.calibrate.decode.measured_step import as_if_measured, measured_step
 from k3sim.errors import UserError
 from k3sim.report import check_writable
 from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
-from k3sim.sim.export.whole_file import write_whole_file
+from k3sim.sim.export.whole_file import whole_folder, write_whole_file
 from k3sim.sim.timeline.file import read_document, timeline_of
 from k3sim.sim.timeline.timeline import PS_PER_US, Timeline
 
@@ -102,8 +102,9 @@ class StageComparison:
 
         files = {"json": str(folder / "compare.json"), "perfetto": str(folder / "compare.pftrace")}
         check_writable(files)
-        write_whole_file(Path(files["json"]), dump_json(self.to_dict(files)).encode())
-        write_perfetto_trace(dict(self.timelines), Path(files["perfetto"]))
+        with whole_folder(folder) as inside:
+            write_whole_file(inside / "compare.json", dump_json(self.to_dict(files)).encode())
+            write_perfetto_trace(dict(self.timelines), inside / "compare.pftrace")
         return files
 
 

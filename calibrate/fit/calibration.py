@@ -72,15 +72,23 @@ def calibrate(
     ``base``: the shipped profile whose values stay where samples give none; by default that of the samples' GPU.
     Raises UserError for a bad file, an unknown GPU without ``base``, or values that contradict each other.
     """
+    found, profile = fitted(samples, base=base, machine_out=machine_out, seed=seed)
+    if machine_out is not None:
+        write_whole_file(machine_out, profile)
+    return found
+
+
+def fitted(
+    samples: Path, *, base: str | None = None, machine_out: Path | None = None, seed: int = 0
+) -> tuple[dict[str, Any], bytes]:
+    """What ``calibrate`` returns, and the profile that it writes to ``machine_out``; writes nothing."""
     if machine_out is not None and machine_out.suffix.lower() != ".json":
         raise UserError(f"machine-out is {str(machine_out)!r}; accepted: a path that ends in .json")
     file = read_samples(samples)
     found = fit(file, base_of(file.gpu, base), seed)
     profile = found.profile(machine_out.stem if machine_out else found.base.name)
     machine_of(profile, f"the profile fitted from {samples}")
-    if machine_out is not None:
-        write_whole_file(machine_out, profile_text(profile).encode())
-    return document(found, machine_out)
+    return document(found, machine_out), profile_text(profile).encode()
 
 
 THINNED = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from k3sim.commands import output
 from k3sim.commands.options import Jobs, Json, Out, writable_folder
 from k3sim.errors import UserError
+from k3sim.sim.export.whole_file import whole_file, whole_folder, write_whole_file
 
 EXAMPLE = "k3sim calibrate --from h200 --machine-out my-h200.json"
 
@@ -79,9 +81,9 @@ def _check(machine: str, draws: int, seed: int, jobs: int | None, out: str) -> d
     folder, say = writable_folder(out), output.progress_lines("checked")
     cases = check(profile, num_draws=draws, seed=seed, jobs=jobs, on_case=lambda one: say(one.label))
     document = check_document(profile, cases, draws, seed)
-    page = folder / "calibration-check.html"
-    write_calibration_page(page, check=document)
-    return {**document, "files": {"html": str(page)}}
+    with whole_folder(folder) as inside:
+        write_calibration_page(inside / "calibration-check.html", check=document)
+    return {**document, "files": {"html": str(folder / "calibration-check.html")}}
 
 
 def _fit(
@@ -103,20 +105,20 @@ def _fit(
         path = calibration.measure(target, quick=quick, on_case=output.progress_lines("measured"))
     else:
         path = Path(samples) if samples.lower().endswith(".json") else shipped_samples(samples.lower())
-    folder = writable_folder(out)
-    document = calibration.calibrate(
-        path, base=base, machine_out=Path(machine_out) if machine_out else None, seed=seed
-    )
-    page = folder / "calibration.html"
-    write_calibration_page(page, fit=document)
-    return {**document, "files": {"html": str(page)}}
+    folder, target = writable_folder(out), Path(machine_out) if machine_out else None
+    document, profile = calibration.fitted(path, base=base, machine_out=target, seed=seed)
+    # The profile comes last: there is none without its page.
+    with nullcontext() if target is None else whole_file(target) as partial, whole_folder(folder) as inside:
+        if partial is not None:
+            partial.write_bytes(profile)
+        write_calibration_page(inside / "calibration.html", fit=document)
+    return {**document, "files": {"html": str(folder / "calibration.html")}}
 
 
 def _fit_tables(tables: Sequence[str], machine: str, machine_out: str | None, json_output: bool) -> None:
     from k3sim.calibrate.fit.fit import require_scipy
     from k3sim.calibrate.fit.kernel_tables import fit_tables, profile_of, read_tables
     from k3sim.calibrate.fit.profile_text import profile_text
-    from k3sim.sim.export.whole_file import write_whole_file
     from k3sim.sim.profile import load_machine, machine_names, machine_of
 
     require_scipy()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from k3sim.errors import UserError
+from k3sim.sim.export.whole_file import check_folder
 from k3sim.sim.question import OPTIONS, Option, Options
 
 Out = Annotated[str, typer.Option(help="Folder for the files.")]
@@ -62,17 +62,11 @@ def takes_options(command: Callable[..., None], leave_out: Sequence[str] = ()) -
 
 
 def writable_folder(folder: str | Path) -> Path:
-    """Make the output folder; UserError when that or writing into it is not possible."""
+    """The output folder, which is made once its files are written; UserError where that would not be possible."""
     if not str(folder).strip():
         raise UserError("the name of the output folder is empty; give --out a folder")
-    path = Path(folder)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the output folder {path}: {error.strerror}; give --out a folder") from error
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise UserError(f"the output folder {path} cannot be written; give --out a folder that can")
-    return path
+    check_folder(Path(folder))
+    return Path(folder)
 
 
 def html_file(name: str | None) -> Path | None:
