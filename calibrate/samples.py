@@ -28,7 +28,7 @@ from k3sim.model.documents.kinds import Kind
 ACCEPTED = Accepted(
     what="a sample file that 'k3sim calibrate' or 'k3sim kernels bench' wrote",
     kinds=(Kind.PROBES, Kind.KERNEL_TIMES),
-    most_bytes=64 << 20,
+    most_bytes=32 << 20,
 )
 
 #: By unit: how far the medians of two runs may lie apart, and how wide the middle 80 % of repetitions may be. Each is

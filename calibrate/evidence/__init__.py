@@ -34,9 +34,9 @@ from k3sim.sim.question import question_of
 
 FOLDER = Path(__file__).parent
 ACCEPTED = Accepted(
-    what="a table of published results (docs/evidence.md)", kinds=(Kind.EVIDENCE,), most_bytes=16 << 20
+    what="a table of published results (docs/evidence.md)", kinds=(Kind.EVIDENCE,), most_bytes=4 << 20
 )
-LADDERS = Accepted(what="a table of optimisation ladders", kinds=(Kind.LADDERS,), most_bytes=16 << 20)
+LADDERS = Accepted(what="a table of optimisation ladders", kinds=(Kind.LADDERS,), most_bytes=4 << 20)
 
 
 @dataclass(frozen=True, kw_only=True)

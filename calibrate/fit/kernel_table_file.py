@@ -14,7 +14,7 @@ from k3sim.model.documents.kinds import Kind, foreign_kind, kind_of_text
 ACCEPTED = Accepted(
     what="a CSV table of kernel times, plain or gzipped (docs/calibration.md)",
     kinds=(Kind.KERNEL_TABLE,),
-    most_bytes=64 << 20,
+    most_bytes=32 << 20,
 )
 COLUMNS = ("hardware", "op", "shape", "dtype", "condition", "time_us", "notes", "source_url")
 

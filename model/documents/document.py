@@ -1,8 +1,8 @@
 """One file of a user as a document: opened with care, its faults collected and said in one line.
 
 A file is opened only where it is a regular one of at most the size that its kind can have, so a FIFO never hangs and
-``/dev/zero`` never fills memory. JSON is taken strictly: no key twice, no NaN, no number beyond 1e30, and no text that
-cannot be written again.
+``/dev/zero`` never fills memory; a text that would fill it once it is parsed is counted first. JSON is taken strictly:
+no key twice, no NaN, no number beyond 1e30, and no text that cannot be written again.
 """
 
 from __future__ import annotations
@@ -14,17 +14,26 @@ import re
 import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
 from k3sim.errors import UserError
-from k3sim.model.documents.kinds import Kind, foreign_kind, kind_of_document, kind_of_lines, kind_of_text
+from k3sim.model.documents.kinds import (
+    Kind,
+    foreign_kind,
+    holds_too_much,
+    kind_of_document,
+    kind_of_lines,
+    kind_of_text,
+)
 from k3sim.model.documents.lines import Keys, lines_of, repeated
 
 MAX_DEPTH = 40
 LARGEST_NUMBER = 1e30
 _MAX_ANSWER = 600  # characters of a refusal, the file's name apart
-_MAX_FAULT = 470
+_MAX_FAULT = 200
+_MAX_FAULTS = 1000  # that are looked for: a list can have a million wrong entries
 _MAX_NAME = 120
 _MAX_VALUE = 60
 
@@ -58,7 +67,13 @@ class Document:
 
     def fault(self, keys: Keys, says: str) -> None:
         """Note a fault; ``settle`` says all of them."""
-        self.faults.append(Fault(keys, says))
+        self.add([Fault(keys, says)])
+
+    def add(self, faults: Iterable[Fault]) -> None:
+        """Note several; beyond a thousand no more is looked for, and what was found is raised."""
+        self.faults.extend(faults)
+        if len(self.faults) > _MAX_FAULTS:
+            self.settle()
 
     def settle(self) -> None:
         """Raise the UserError that says every fault that was noted, if any was."""
@@ -74,19 +89,24 @@ class Document:
         said = [cut(f"{where(one.keys)} {one.says}", _MAX_FAULT) for one in first[:200]]
         if lines:
             said = [f"line {lines[one.keys]}: {text}" for one, text in zip(first, said, strict=False)]
-        return join(shown_path(self.name), said, len(first))
+        return join(shown_path(self.name), said, len(first), more=len(first) > _MAX_FAULTS)
 
 
-def join(name: str, said: Sequence[str], total: int | None = None) -> str:
-    """``name: fault; fault; and N more``, the faults at most some 600 characters long, wherever the file lies."""
+def join(name: str, said: Sequence[str], total: int | None = None, *, more: bool = False) -> str:
+    """``name: fault; fault; and N more``, the faults at most some 600 characters long, wherever the file lies.
+
+    ``more``: there may be others beyond ``total``.
+    """
     total = len(said) if total is None else total
+    said = [cut(one, _MAX_FAULT) for one in said]
     answer = f"{name}: {said[0]}"
     count = 1
     for one in said[1:]:
         if len(answer) - len(name) + len(one) > _MAX_ANSWER - 20:
             break
         answer, count = f"{answer}; {one}", count + 1
-    return f"{answer}; and {total - count} more" if count < total else answer
+    least = "at least " if more else ""
+    return f"{answer}; and {least}{total - count} more" if count < total else answer
 
 
 def where(keys: Keys) -> str:
@@ -144,7 +164,11 @@ def read_bytes(path: str | Path, accepted: Accepted) -> bytes:
             refuse_kind(path, Kind.FOLDER, accepted)
         if not stat.S_ISREG(status.st_mode):
             refuse_kind(path, Kind.SPECIAL, accepted)
-        with open(path, "rb") as file:
+        # Not to be waited for, should a pipe have taken its place by now.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                refuse_kind(path, Kind.SPECIAL, accepted)
             data = file.read(accepted.most_bytes + 1)
     except OSError as error:
         refuse(path, f"cannot be read ({error.strerror or error})", accepted)
@@ -185,6 +209,11 @@ def read_json(path: str | Path, accepted: Accepted) -> Document:
 
 def parse_json(path: str | Path, text: str, accepted: Accepted) -> Document:
     """The document in a JSON text, with the faults that any document can have noted."""
+    if holds_too_much(text):
+        kind = kind_of_text(text[: 1 << 16])
+        if kind is not None and kind not in accepted.kinds:
+            refuse_kind(path, kind, accepted)
+        refuse(path, "holds more than 2,000,000 values, or 500,000 lists and objects", accepted)
     twice: list[str] = []
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -213,7 +242,7 @@ def parse_json(path: str | Path, text: str, accepted: Accepted) -> Document:
         for keys, _ in repeated(text):
             document.fault(keys, "stands twice in one object, accepted: once")
     if not is_plain(value):
-        document.oddities.extend(_oddities(value))
+        document.oddities.extend(islice(_oddities(value), _MAX_FAULTS + 1))
     return document
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
 
@@ -21,7 +21,8 @@ from k3sim.model.documents.document import Document, Fault, cut, shown
 from k3sim.model.documents.lines import Keys
 from k3sim.model.names import RENAMED
 
-_MAX_LIST = 150
+_MAX_LIST = 120
+MOST_ENTRIES = 4096
 
 
 class Record(BaseModel):
@@ -32,11 +33,35 @@ class Record(BaseModel):
     #: What its unknown fields may once have been called, a key of ``RENAMED``.
     renamed: ClassVar[str] = ""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_short(cls, given: Any) -> Any:
+        """Refuse what has more entries than any file needs, before each wrong one costs some kilobytes to say."""
+        if isinstance(given, dict):
+            if len(given) > MOST_ENTRIES:
+                raise _custom(f"has {len(given)} fields, accepted: at most {MOST_ENTRIES}")
+            for name, value in given.items():
+                if isinstance(value, list | dict) and len(value) > MOST_ENTRIES and _is_checked_by_entry(cls, name):
+                    raise _custom(f"has {len(value)} entries in {name}, accepted: at most {MOST_ENTRIES}")
+        return given
+
 
 class OpenRecord(Record):
     """An object of which only some fields matter here; the others are kept as they are."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+
+def _custom(says: str) -> PydanticCustomError:
+    return PydanticCustomError("rule", "{says}", {"says": says})
+
+
+def _is_checked_by_entry(model: type[BaseModel], name: str) -> bool:
+    """Whether every entry of a field has a check of its own: not where a rule takes the whole, or nothing does."""
+    known = model.model_fields.get(name)
+    if known is None or any(isinstance(one, Rule) for one in known.metadata):
+        return False
+    return Any not in get_args(_bare(known.annotation))
 
 
 class Refused(Exception):
@@ -59,7 +84,7 @@ class Rule:
             says = str(refusal) or f"is {shown(value)}, accepted: {self.accepted}"
         except UserError as refusal:
             says = f"is refused: {refusal}"
-        raise PydanticCustomError("rule", "{says}", {"says": says})
+        raise _custom(says)
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -171,7 +196,7 @@ def checked(document: Document, model: type[AnyRecord], at: Keys = ()) -> AnyRec
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        document.faults.extend(faults_of(error, model, at))
+        document.add(faults_of(error, model, at))
     return None
 
 
@@ -197,14 +222,14 @@ def faults_of(error: ValidationError, model: type[BaseModel], at: Keys) -> list[
             found.append(Fault((*at, *keys), _says(one)))
     first: list[Fault] = []
     for keys, names_now in renamed.items():
-        pairs = ", ".join(f"{before} -> {now}" for before, now in names_now.items())
+        pairs = listed(f"{before} -> {now}" for before, now in names_now.items())
         first.append(Fault((*at, *keys), f"has fields that have other names now: {pairs}"))
     for keys, lacking in missing.items():
         known = set(renamed.get(keys, {}).values())
         lacks = [f"{name} ({accepted})" if 0 < len(accepted) <= 30 else name for name, accepted in lacking
                  if name not in known]  # fmt: skip
         if lacks:
-            first.append(Fault((*at, *keys), f"lacks {cut(', '.join(lacks), 400)}"))
+            first.append(Fault((*at, *keys), f"lacks {listed(lacks)}"))
     return first + found
 
 
@@ -278,7 +303,17 @@ def nearest(given: Any, names: Sequence[str]) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    return cut(", ".join(names), _MAX_LIST)
+    """Names in a line of at most 120 characters, and how many more there are."""
+    names = list(names)
+    whole = ", ".join(names)
+    if len(whole) <= _MAX_LIST:
+        return whole
+    shown_names = [cut(names[0], _MAX_LIST)]
+    for one in names[1:]:
+        if len(", ".join([*shown_names, one])) > _MAX_LIST:
+            break
+        shown_names.append(one)
+    return f"{', '.join(shown_names)} and {len(names) - len(shown_names)} more"
 
 
 def type_words(field: FieldInfo) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from k3sim.sim.timeline.timeline import PS_PER_US, KernelRun, Phase, Span, Timel
 ACCEPTED = Accepted(
     what="a step that 'k3sim timeline' or 'k3sim decode' wrote",
     kinds=(Kind.PREDICTED_STEP, Kind.MEASURED_STEP),
-    most_bytes=64 << 20,
+    most_bytes=32 << 20,
 )
 MEASURED = replace(ACCEPTED, what="a measured step, as 'k3sim decode' writes it", kinds=(Kind.MEASURED_STEP,))
 

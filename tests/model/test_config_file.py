@@ -176,7 +176,7 @@ def test_all_faults_of_a_config_are_one_line(write: Write) -> None:
     config |= {"hidden_act": "silu", "q_lora_rank": None}
     assert refusal(write(json.dumps(config, indent=1))) == (
         "line 1: the file lacks mla_use_output_gate (true), latent_moe_use_norm (true), max_position_embeddings, "
-        "attn_res_block_size, routed_expert_hidden_size; line 1: the file lacks quantization_config (MXFP4 experts); "
+        "attn_res_block_size and 1 more; line 1: the file lacks quantization_config (MXFP4 experts); "
         'line 11: hidden_act is "silu", accepted: "situ"; line 16: linear_attn_config lacks use_full_rank_gate (true); '
         f"line 134: q_lora_rank is null, accepted: {SIZE}"
     )

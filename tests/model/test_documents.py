@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -230,7 +231,29 @@ def test_an_answer_is_short_and_counts_the_rest() -> None:
         document.settle()
     assert str(caught.value).startswith("d: a[0] is 0, accepted: 1; a[1] is 0")
     assert str(caught.value).endswith("more") and len(str(caught.value)) < 600
-    assert join("d", ["x" * 900]) == f"d: {'x' * 900}"
+    assert join("d", ["x" * 900]) == f"d: {'x' * 197}..."
+
+
+def test_a_million_faults_are_not_all_found() -> None:
+    document = parse_json("d", '{"title": "x", "parts": [' + "NaN," * 100_000 + "1]}", ANY)
+    assert len(document.oddities) == 1001
+    with pytest.raises(UserError, match=r"; and at least \d+ more$"):
+        for index in range(2000):
+            document.fault(("a", index), "is 0, accepted: 1")
+    assert len(document.faults) == 1001
+
+
+def test_lists_beyond_any_file_are_one_fault() -> None:
+    long = ", ".join(["{}"] * 5000)
+    assert faults(f'{{"title": "x", "parts": [{long}]}}').endswith("has 5000 entries in parts, accepted: at most 4096")
+
+
+@pytest.mark.parametrize("one", ["0,", "[],"])
+def test_a_text_that_would_fill_memory_is_unparsed(tmp_path: Path, one: str) -> None:
+    path = tmp_path / "large.json"
+    path.write_text("[" + one * 2_000_001 + "0]")
+    with pytest.raises(UserError, match="holds more than 2,000,000 values, or 500,000 lists"):
+        read_json(path, replace(ANY, most_bytes=1 << 25))
 
 
 def test_values_are_shown_as_json_and_cut() -> None:

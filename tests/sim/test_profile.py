@@ -235,7 +235,7 @@ def test_all_faults_of_a_profile_are_one_line(tmp_path: Path) -> None:
     )
 
 
-def test_names_of_schema_1_are_all_named(tmp_path: Path) -> None:
+def test_names_of_schema_1_are_one_fault(tmp_path: Path) -> None:
     def edit(profile: Profile) -> None:
         profile["schema_version"] = 1
         for before, now in RENAMED["machine value"].items():
@@ -246,8 +246,7 @@ def test_names_of_schema_1_are_all_named(tmp_path: Path) -> None:
         "line 2: schema_version is 1, accepted: 2; line 5: values has fields that have other names now: "
         "hbm_uneven_loss -> hbm_partial_grid_loss, block_tail_s -> kernel_exit_cold_s, "
     )
-    assert all(f"{before} -> {now}" in found for before, now in RENAMED["machine value"].items())
-    assert "more" not in found and "lacks" not in found
+    assert found.endswith(f" and {len(RENAMED['machine value']) - found.count(' -> ')} more") and "lacks" not in found
 
 
 def test_a_switch_of_the_link_can_be_off(tmp_path: Path) -> None:
