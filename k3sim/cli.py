@@ -82,11 +82,13 @@ def _run(given: Sequence[str]) -> int:
     except typer.Abort:
         raise KeyboardInterrupt from None
     except typer.Exit as error:
-        return error.exit_code
+        status = error.exit_code
     except Exception as error:
         if hasattr(error, "format_message"):  # usage errors of the command-line library
             raise UserError(f"{error.format_message()}{_given(error)}; see 'k3sim --help'") from None
         raise
+    if status == INTERRUPTED:  # which the library makes of Ctrl-C without a word
+        raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
 
 

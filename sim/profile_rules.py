@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import create_model
 
 from k3sim.model.documents.document import Document, shown
-from k3sim.model.documents.fields import FLAG, TEXT, Record, Refused, Rule, checked, choice, one_of
+from k3sim.model.documents.fields import FLAG, MOST_ENTRIES, TEXT, Record, Refused, Rule, checked, choice, one_of
 from k3sim.model.documents.lines import Keys
 from k3sim.sim.machine import KINDS, PROFILE_FIELDS
 
@@ -154,7 +154,7 @@ def check_profile(document: Document) -> None:
     """Note every fault of a profile, those that its values have together included."""
     checked(document, profile_model())
     entries = document.value.get("values") if isinstance(document.value, dict) else None
-    if not isinstance(entries, dict):
+    if not isinstance(entries, dict) or max(len(document.value), len(entries)) > MOST_ENTRIES:  # not looked at
         return
     faulty = {str(one.keys[1]) for one in document.faults if len(one.keys) > 1}
     good = {name: entries[name] for name in PROFILE_FIELDS if name in entries and name not in faulty}

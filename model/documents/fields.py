@@ -61,7 +61,8 @@ def _is_checked_by_entry(model: type[BaseModel], name: str) -> bool:
     known = model.model_fields.get(name)
     if known is None or any(isinstance(one, Rule) for one in known.metadata):
         return False
-    return Any not in get_args(_bare(known.annotation))
+    bare = _bare(known.annotation)
+    return get_origin(bare) in (list, dict) and Any not in get_args(bare)
 
 
 class Refused(Exception):
