@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k3sim.report import _bar, _card, check_writable, summary
+from k3sim.report import OnDone, _bar, _card, check_writable, ignore_progress, summary
 from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
 from k3sim.sim.export.whole_file import whole_folder, write_whole_file
 from k3sim.sim.machine import describe
@@ -95,6 +95,7 @@ class Comparison:
             "command": self.command,
             "versions": {"k3sim": VERSION},
             "machine_values": describe(question.machine),
+            "not_modelled": [*dict.fromkeys(one for side in (before, after) for one in side.question.warnings)],
         }
 
 
@@ -114,12 +115,16 @@ def _side(side: Side) -> dict[str, Any]:
     }
 
 
-def compare_options(before: Options, after: Options, *, labels: tuple[str, str]) -> Comparison:
-    """Predict both sides. Equal labels are told apart by a number."""
+def compare_options(
+    before: Options, after: Options, *, labels: tuple[str, str], on_done: OnDone = ignore_progress
+) -> Comparison:
+    """Predict both sides. Equal labels are told apart by a number. ``on_done`` is told how many are predicted."""
     first, second = labels
     if first == second:
         first, second = f"{first} (1)", f"{second} (2)"
-    sides = []
+    sides: list[Side] = []
     for label, options in ((first or "defaults", before), (second or "defaults (2)", after)):
+        on_done(len(sides), 2)
         sides.append(Side(label=label, options=options, prediction=predict(ask(options))))
+    on_done(2, 2)
     return Comparison(before=sides[0], after=sides[1])

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from k3sim.errors import UserError
 from k3sim.model.paths import SWITCHES
+from k3sim.sim.draws import NUM_DRAWS, check_draws
 from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
 from k3sim.sim.export.whole_file import whole_folder, write_whole_file
-from k3sim.sim.intervals import NUM_DRAWS, step_us_interval
+from k3sim.sim.intervals import step_us_interval
 from k3sim.sim.machine import describe
-from k3sim.sim.predict import Prediction, difference_us, ladder, leave_one_out, on_path, predict
+from k3sim.sim.predict import Answer, Prediction, difference_us, ladder, leave_one_out, on_path, predict
 from k3sim.sim.question import Options, Question, ask
 from k3sim.sim.timeline.critical_path import Part
 from k3sim.sim.timeline.file import stage_rows
@@ -26,6 +27,8 @@ from k3sim.version import VERSION
 
 if TYPE_CHECKING:
     import pandas
+
+OnDone = Callable[[int, int], None]  # how many predictions are done, and of how many
 
 NOT_MODELLED = (
     "prefill, scheduling and everything outside one decode step",
@@ -37,6 +40,10 @@ NOT_MODELLED = (
     "a rank that is slow for the whole step (paces vary kernel by kernel)",
     "congestion by other jobs in the NVLink domain",
 )
+
+
+def ignore_progress(done: int, of: int) -> None:
+    """For who does not ask how far the work is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +72,16 @@ class Report:
     command: str
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
-    def with_intervals(self, num_draws: int = NUM_DRAWS) -> Report:
+    def with_intervals(self, num_draws: int = NUM_DRAWS, on_done: OnDone = ignore_progress) -> Report:
         """The same report with an interval for each path: the machine's values drawn ``num_draws`` times.
 
-        Draws follow the question's seed and are the same for all paths. Raises UserError for fewer than two.
+        Draws follow the question's seed and are the same for all paths. ``on_done`` is told how many predictions are
+        done, and of how many. Raises UserError for fewer than two draws or more than ``MAX_DRAWS``.
         """
-        if num_draws < 2:
-            raise UserError(f"draws is {num_draws}; accepted: 2 or more")
+        check_draws(num_draws)
+        answer = _counted(len(self.labelled) * (num_draws + 1), on_done)
         found = {
-            label: step_us_interval(prediction.question, num_draws=num_draws, seed=self.question.seed)
+            label: step_us_interval(prediction.question, num_draws=num_draws, seed=self.question.seed, answer=answer)
             for label, prediction in self.labelled.items()
         }
         draws = "" if num_draws == NUM_DRAWS else f" --draws {num_draws}"
@@ -236,33 +244,47 @@ class Report:
         }
 
 
-def report_of(options: Options) -> Report:
+def report_of(options: Options, on_done: OnDone = ignore_progress) -> Report:
     """Predict what is asked for, and the paths and switches beside it.
 
-    Raises UserError for what cannot be honoured.
+    ``on_done`` is told how many predictions are done, and of how many. Raises UserError for what cannot be honoured.
     """
     question = ask(options)
     path, switches = question.path, frozenset(SWITCHES)
-    steps = ladder(question.expected())
+    of_its_own = path.name == "fused" and path.switches != switches
+    # The ladder, each switch taken away, the megakernel; where ranks are sampled, stock and fused once more.
+    num_predictions = (1 + len(switches)) + len(switches) + 1 + (0 if question.folded else 2) + of_its_own
+    answer = _counted(num_predictions, on_done)
+    steps = ladder(question.expected(), answer)
     known = {step.path.switches: step for _, step in steps} if question.folded else {}
-    stock = known.get(frozenset()) or predict(on_path(question, "stock"))
-    fused = known.get(switches) or predict(on_path(question, "fused"))
-    megakernel = predict(on_path(question, "megakernel"))
-    if path.name == "megakernel":
-        main = megakernel
-    elif path.switches == switches:
-        main = fused
-    else:
-        main = stock if path.name == "stock" else predict(question)
+    stock = known.get(frozenset()) or answer(on_path(question, "stock"))
+    fused = known.get(switches) or answer(on_path(question, "fused"))
+    megakernel = answer(on_path(question, "megakernel"))
+    named = {"stock": stock, "fused": fused, "megakernel": megakernel}
     return Report(
-        main=main,
+        main=answer(question) if of_its_own else named[path.name],
         stock=stock,
         fused=fused,
         megakernel=megakernel,
         ladder=tuple(steps),
-        leave_one_out=tuple(leave_one_out(question.expected())),
+        leave_one_out=tuple(leave_one_out(question.expected(), answer)),
         command=options.command(),
     )
+
+
+def _counted(of: int, on_done: OnDone) -> Answer:
+    """``predict`` that also tells how many of the predictions are done."""
+    done = 0
+    on_done(done, of)
+
+    def answer(question: Question) -> Prediction:
+        nonlocal done
+        found = predict(question)
+        done += 1
+        on_done(done, of)
+        return found
+
+    return answer
 
 
 def _frame(*given: Any, **named: Any) -> pandas.DataFrame:

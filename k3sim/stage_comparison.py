@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.decode.measured_step import as_if_measured, measured_step
+from k3sim.compared_facts import Facts, facts_of_document
 from k3sim.errors import UserError
 from k3sim.report import check_writable
 from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
@@ -58,6 +59,7 @@ class StageComparison:
     rows: tuple[StageRow, ...]
     timelines: Mapping[str, Timeline]
     waits_us: tuple[Mapping[str, float] | None, Mapping[str, float] | None]
+    facts: tuple[Facts, Facts]
     start_end_us: tuple[Mapping[str, float] | None, Mapping[str, float] | None] = (None, None)
     notes: tuple[str, ...] = ()
 
@@ -152,6 +154,7 @@ def compare_files(before: str, after: str) -> StageComparison:
         ),
         timelines=dict(zip(labels, (side.timeline for side in sides), strict=True)),
         waits_us=(sides[0].waits_us, sides[1].waits_us),
+        facts=(facts_of_document(documents[0]), facts_of_document(documents[1])),
         start_end_us=(start_end[0], start_end[1]),
         notes=tuple(notes),
     )

@@ -19,12 +19,12 @@ from statistics import NormalDist
 from typing import Any
 
 from k3sim.model.names import first_named
+from k3sim.sim.draws import NUM_DRAWS
 from k3sim.sim.machine import Machine
-from k3sim.sim.predict import predict
+from k3sim.sim.predict import Answer, predict
 from k3sim.sim.question import Question
 
 LEVEL = 0.90
-NUM_DRAWS = 40
 _NORMAL = NormalDist()
 _EDGE = _NORMAL.inv_cdf((1 + LEVEL) / 2)  # low and high lie that many standard deviations out
 _FURTHEST = 2.5  # standard deviations: tails beyond are cut, the interval does not need them
@@ -75,15 +75,18 @@ def _consistent(machine: Machine) -> Machine:
     )
 
 
-def step_us_interval(question: Question, *, num_draws: int = NUM_DRAWS, seed: int = 0) -> tuple[float, float]:
+def step_us_interval(
+    question: Question, *, num_draws: int = NUM_DRAWS, seed: int = 0, answer: Answer = predict
+) -> tuple[float, float]:
     """The middle 90 % of the step over drawn machines, in microseconds; it holds the predicted step.
 
     Sampled skew between ranks is replaced by its mean, so that the interval is of the machine's values alone.
+    ``answer``: what predicts, such as one that also tells how far it is.
     """
     expected = question.expected()
     machines = draw_machines(question.machine, num_draws, seed)
-    steps = [predict(replace(expected, machine=one)).step_us for one in machines]
-    return interval_around(predict(expected).step_us, steps)
+    steps = [answer(replace(expected, machine=one)).step_us for one in machines]
+    return interval_around(answer(expected).step_us, steps)
 
 
 def interval_around(predicted: float, draws: Sequence[float]) -> tuple[float, float]:

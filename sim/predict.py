@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -130,6 +130,9 @@ def predict(question: Question) -> Prediction:
     )
 
 
+Answer = Callable[[Question], Prediction]
+
+
 def _moved_bytes(program: Program, fold: Fold | None) -> int:
     count: dict[int, int] = {}
     if fold is not None:
@@ -146,17 +149,20 @@ def _moved_bytes(program: Program, fold: Fold | None) -> int:
     return total
 
 
-def ladder(question: Question) -> list[tuple[str, Prediction]]:
-    """``stock``, then each switch added in turn, ending with the full fused path; kernels are those of the question."""
-    steps = [("stock", predict(on_path(question, "stock")))]
+def ladder(question: Question, answer: Answer = predict) -> list[tuple[str, Prediction]]:
+    """``stock``, then each switch added in turn, ending with the full fused path; kernels are those of the question.
+
+    ``answer``: what predicts, such as one that also tells how far it is.
+    """
+    steps = [("stock", answer(on_path(question, "stock")))]
     for count, switch in enumerate(SWITCHES, start=1):
-        steps.append((f"+ {switch}", predict(on_path(question, "fused", with_switches=SWITCHES[:count]))))
+        steps.append((f"+ {switch}", answer(on_path(question, "fused", with_switches=SWITCHES[:count]))))
     return steps
 
 
-def leave_one_out(question: Question) -> list[tuple[str, Prediction]]:
+def leave_one_out(question: Question, answer: Answer = predict) -> list[tuple[str, Prediction]]:
     """The full fused path with each switch taken away."""
-    return [(switch, predict(on_path(question, "fused", without=(switch,)))) for switch in SWITCHES]
+    return [(switch, answer(on_path(question, "fused", without=(switch,)))) for switch in SWITCHES]
 
 
 def on_path(question: Question, name: str, **switches: tuple[str, ...]) -> Question:

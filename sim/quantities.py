@@ -5,6 +5,8 @@ Profiles and JSON hold SI units. Everything that is shown to people goes through
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _DECIMAL = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _BINARY = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
@@ -31,6 +33,13 @@ def quantity_range(low: float, high: float, unit: str, like: float | None = None
     like = high if like is None else like
     number, shown = scaled(high, unit, like)
     return f"{scaled(low, unit, like)[0]} to {number} {shown}".rstrip()
+
+
+def in_one_unit(values: Sequence[float | None], unit: str) -> list[str]:
+    """Numbers for the cells of a row, nothing for None, and last the unit that all have: that of the first one."""
+    like = next((one for one in values if one), 0.0)
+    numbers = ["" if one is None else scaled(one, unit, like)[0] for one in values]
+    return [*numbers, scaled(like, unit, like)[1]]
 
 
 def scaled(value: float, unit: str, like: float) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from k3sim.errors import UserError
 from k3sim.model.routing import MAX_SKEW, REAL_TEXT_SKEW
+from k3sim.sim.compared_range import range_warnings
 from k3sim.sim.components.skew import Skew
 
 if TYPE_CHECKING:
@@ -136,12 +137,13 @@ class Question:
     def warnings(self) -> list[str]:
         """What a reader must know before using the answer."""
         machine, tp = self.machine, self.layout.tp
+        found = range_warnings(self.layout, self.workload)
         if tp > machine.nvlink_domain_gpus:
-            return [
+            found.append(
                 f"{tp} ranks span more than the {machine.nvlink_domain_gpus} GPUs of one NVLink domain of "
                 f"{machine.name}: exchanges are priced as if they shared one, no network between domains is modelled"
-            ]
-        return []
+            )
+        return found
 
 
 def ask(options: Options) -> Question:

@@ -88,7 +88,7 @@ def environment() -> dict[str, str]:
 
 
 #: How far long work is, a line every ten seconds: on a busy machine even where a page shows nothing.
-PROGRESS = re.compile(r"^(?!k3sim: )[^:\n]+: \d+(?: of \d+|, [^\n]*)\n", re.MULTILINE)
+PROGRESS = re.compile(r"^(?!k3sim: )[^:\n]+: (?:\d+(?: of \d+)?, )?\d+ s(?:, [^\n]*)?\n", re.MULTILINE)
 
 
 def run_command(step: Step, folder: Path) -> None:

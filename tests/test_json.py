@@ -63,7 +63,7 @@ def test_intervals_are_added_where_they_are_asked_for(report: Report) -> None:
     assert document["command"] == f"{report.command} --intervals --draws 2"
     assert report.with_intervals(2).to_dict()["stock"] == document["stock"]
     assert asked.html_data()["paths"]["stock"]["step_us_interval"] == document["stock"]["step_us_interval"]
-    with pytest.raises(UserError, match="draws is 1; accepted: 2 or more"):
+    with pytest.raises(UserError, match="draws is 1; accepted: 2 to 1000"):
         report.with_intervals(1)
 
 

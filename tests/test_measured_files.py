@@ -73,7 +73,7 @@ def test_a_decode_leaves_file_page_and_trace(
     work: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = measured()
-    monkeypatch.setattr("k3sim.calibrate.decode.measure.decode", lambda options: step)
+    monkeypatch.setattr("k3sim.calibrate.decode.measure.decode", lambda options, on_phase: step)
     assert run("decode", "--layers", "2", "--out", "out") == 0
     text = capsys.readouterr().out
     names = {"measured.json", "measured.html", "measured.pftrace"}

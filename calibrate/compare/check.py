@@ -18,14 +18,14 @@ from pathlib import Path
 
 from k3sim.calibrate.compare import shipped_links, shipped_steps
 from k3sim.calibrate.compare.case import ComparedCase
-from k3sim.calibrate.compare.draws import check_draws
-from k3sim.calibrate.compare.jobs import run_jobs
+from k3sim.calibrate.compare.jobs import OnDone, ignore_progress, run_jobs
 from k3sim.calibrate.compare.shipped_kernels import measured_chains
 from k3sim.calibrate.fit.link_fit import LINK_READINGS
 from k3sim.calibrate.fit.readings import READINGS
 from k3sim.calibrate.fit.statements import Case, Reader, Reading, Undetermined, cases_of
 from k3sim.calibrate.samples import SampleFile, read_samples
 from k3sim.errors import UserError
+from k3sim.sim.draws import check_draws
 from k3sim.sim.intervals import draw_machines
 from k3sim.sim.machine import Machine
 from k3sim.sim.profile import load_machine
@@ -55,13 +55,15 @@ def check(
     seed: int = 0,
     most: int | None = None,
     jobs: int | None = None,
+    on_done: OnDone = ignore_progress,
     on_case: Callable[[ComparedCase], None] = lambda _: None,
 ) -> list[ComparedCase]:
     """Stored cases in microseconds, as ``machine``, a profile of the measured GPU, predicts them: probes, kernels,
     steps.
 
-    ``most``: at most so many of each kind, for a quick look. ``on_case`` is told of each case, in order. The result is
-    the same for the same seed, whatever ``jobs``, the processes that work at once (all cores by default).
+    ``most``: at most so many of each kind, for a quick look. ``on_done`` is told how many pieces of work are done, and
+    of how many; ``on_case`` of each case, in order. The result is the same for the same seed, whatever ``jobs``, the
+    processes that work at once (all cores by default).
     Raises UserError for a profile of another GPU, or fewer than two draws.
     """
     measured = load_machine(STORED)
@@ -73,7 +75,7 @@ def check(
     for kind in kinds:
         tasks += _tasks(kind, machines)[:most] if kind != "probe" else [partial(_all_probes, machine, most)]
     found = []
-    for cases in run_jobs(tasks, jobs=jobs):
+    for cases in run_jobs(tasks, jobs=jobs, on_done=on_done):
         for one in cases:
             found.append(one)
             on_case(one)

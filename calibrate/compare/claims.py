@@ -15,9 +15,10 @@ from functools import lru_cache, partial
 from typing import Any
 
 from k3sim.calibrate.compare.case import ComparedCase
-from k3sim.calibrate.compare.draws import NUM_DRAWS, check_draws, predictions
+from k3sim.calibrate.compare.draws import NUM_DRAWS, predictions
 from k3sim.calibrate.compare.jobs import OnDone, ignore_progress, run_jobs
 from k3sim.calibrate.evidence.scenarios import Figure, Scenario, Side
+from k3sim.sim.draws import check_draws
 from k3sim.sim.intervals import interval_around
 
 

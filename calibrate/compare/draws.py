@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from k3sim.errors import UserError
 from k3sim.sim.intervals import draw_machines
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import Prediction, predict
@@ -16,12 +15,6 @@ from k3sim.sim.profile import load_machine
 from k3sim.sim.question import question_of
 
 NUM_DRAWS = 10  # machines; stratified draws, so that few give steady percentiles
-
-
-def check_draws(num_draws: int) -> None:
-    """Raises UserError for fewer than two."""
-    if num_draws < 2:
-        raise UserError(f"draws is {num_draws}; accepted: 2 or more")
 
 
 @lru_cache(maxsize=16)

@@ -8,7 +8,7 @@ with its interval, to the claimed number (or, where the claim is inside, out of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from k3sim.calibrate.evidence.scenarios import Figure, load_scenario, shipped_sc
 from k3sim.errors import UserError
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import predict
+from k3sim.sim.quantities import quantity, quantity_range
 from k3sim.sim.question import question_of
 
 SCENARIO = "gb300-one-user"
@@ -76,12 +77,18 @@ def sensitivity(
     seed: int = 0,
     jobs: int | None = None,
     on_done: OnDone = ignore_progress,
+    on_phase: Callable[[str], None] = lambda _: None,
 ) -> list[Sensitivity]:
-    """For every judged figure of a shipped scenario. Raises UserError for a scenario that does not exist."""
+    """For every judged figure of a shipped scenario. Raises UserError for a scenario that does not exist.
+
+    ``on_phase`` is told what comes next, ``on_done`` how many of its pieces are done, and of how many.
+    """
     paths = {path.stem: path for path in shipped_scenarios()}
     if scenario not in paths:
         raise UserError(f"no claim {scenario!r}; accepted: {', '.join(paths)}")
-    (claim,) = judge_claims([load_scenario(paths[scenario])], num_draws=num_draws, seed=seed, jobs=jobs)
+    on_phase("judging the claim")
+    asked = [load_scenario(paths[scenario])]
+    (claim,) = judge_claims(asked, num_draws=num_draws, seed=seed, jobs=jobs, on_done=on_done)
     judged = [one for one in claim.figures if one.case is not None]
     if not judged:
         raise UserError(f"claim {scenario!r} has no figure that is judged: {claim.verdict}")
@@ -90,8 +97,10 @@ def sensitivity(
     commands = sorted({c for one in judged for c in (one.figure.sides[0].command, one.figure.sides[0].against)} - {""})
     cases = [(field, command) for field in moved for command in commands]
     tasks = [partial(_ends_us, *case) for case in cases]
+    on_phase("both ends of every value")
     ends = dict(zip(cases, run_jobs(tasks, jobs=jobs, on_done=on_done), strict=True))
-    return [_of_figure(one, scenario, machine, moved, ends, num_values, jobs) for one in judged]
+    on_phase("how far values must move")
+    return [_of_figure(one, scenario, machine, moved, ends, num_values, jobs, on_done) for one in judged]
 
 
 Ends = Mapping[tuple[str, str], tuple[float, float]]  # by field and command: steps at both ends of the interval, in us
@@ -105,6 +114,7 @@ def _of_figure(
     ends: Ends,
     num_values: int,
     jobs: int | None,
+    on_done: OnDone,
 ) -> Sensitivity:
     case, figure = judged.case, judged.figure
     assert case is not None and case.low is not None and case.high is not None
@@ -120,7 +130,8 @@ def _of_figure(
     # Where the prediction must go: the nearer end of its interval onto the claim, or beyond it.
     target = case.predicted * case.measured / (case.high if case.measured > case.predicted else case.low)
     chosen = values[:num_values]
-    factors = run_jobs([partial(_factor, field, figure, target) for _, field, _ in chosen], jobs=jobs)
+    tasks = [partial(_factor, field, figure, target) for _, field, _ in chosen]
+    factors = run_jobs(tasks, jobs=jobs, on_done=on_done)
     return Sensitivity(
         scenario=scenario,
         label=figure.label,
@@ -219,6 +230,15 @@ def _factor(field: str, figure: Figure, target: float) -> float | None:
     return best
 
 
+def _in_units(value: Sensitive) -> str:
+    """``420 ns (388 to 442 ns)``; the points of a curve move together by a factor."""
+    if "," in value.unit:  # of its two axes
+        return f"all points (x {quantity_range(value.low, value.high, '1')})"
+    like = value.value or value.high
+    shown = quantity(value.value, value.unit, like=like)
+    return f"{shown} ({quantity_range(value.low, value.high, value.unit, like=like)})"
+
+
 def lines_of(found: Sequence[Sensitivity]) -> list[str]:
     """In plain words, one line a value."""
     lines = []
@@ -231,5 +251,5 @@ def lines_of(found: Sequence[Sensitivity]) -> list[str]:
                 if value.factor_to_move
                 else f"no factor up to {FURTHEST:g} either way moves the verdict"
             )
-            lines.append(f"  {value.field}: {ends}; {moves}")
+            lines.append(f"  {value.field}, {_in_units(value)}: {ends}; {moves}")
     return lines

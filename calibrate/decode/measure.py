@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from k3sim.calibrate.decode.launches import ProfileError, profile
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from k3sim.kernels.rank.step import Step
     from k3sim.kernels.rank.weights import RankWeights
 
+OnPhase = Callable[[str], None]
 
 
 def require_gpu() -> None:
@@ -33,8 +35,11 @@ def require_gpu() -> None:
         raise UserError("no CUDA GPU is visible: k3sim decode measures on one; 'k3sim timeline' predicts without")
 
 
-def decode(options: DecodeOptions) -> Measured:
-    """Build one rank, run its step, measure it. Raises UserError for what cannot be honoured, before allocation."""
+def decode(options: DecodeOptions, on_phase: OnPhase = lambda _: None) -> Measured:
+    """Build one rank, run its step, measure it; ``on_phase`` is told what comes next, which may take a minute.
+
+    Raises UserError for what cannot be honoured, before allocation.
+    """
     case = case_of(options)
     require_gpu()
     import torch
@@ -52,13 +57,15 @@ def decode(options: DecodeOptions) -> Measured:
     timestamps = None
     if options.timestamps or options.timestamps_of:
         timestamps = collect(f"cuda:{torch.cuda.current_device()}", options.timestamps_of)
+    on_phase("read bandwidth")
     rate, _ = read_rate()
     torch.cuda.empty_cache()
     started = time.perf_counter()
+    on_phase("random weights")
     weights = random_weights(
         case.program, case.architecture, case.layout, seed=options.seed, index=index, device=f"cuda:{index}"
     )
-    return measure(case, weights, rate, started=started, timestamps=timestamps)
+    return measure(case, weights, rate, started=started, timestamps=timestamps, on_phase=on_phase)
 
 
 def join_processes() -> int:
@@ -86,10 +93,12 @@ def measure(
     *,
     started: float | None = None,
     timestamps: TimestampBuffer | None = None,
+    on_phase: OnPhase = lambda _: None,
 ) -> Measured:
     """Measure a case on weights that are there.
 
-    ``started``: when their making began. ``timestamps``: where kernels record their blocks.
+    ``started``: when their making began. ``timestamps``: where kernels record their blocks. ``on_phase`` is told what
+    comes next.
     """
     import torch
 
@@ -98,6 +107,7 @@ def measure(
     from k3sim.kernels.rank.state import clear
 
     started = time.perf_counter() if started is None else started
+    on_phase("compiling kernels, first step")
     rank, step = build(case, weights)
     step.run()
     torch.cuda.synchronize()
@@ -106,6 +116,7 @@ def measure(
     needed = needed_bytes(
         case.program, case.architecture, case.layout, case.workload, max_tokens=case.max_tokens
     )
+    on_phase(f"capture, {case.options.replays} replays")
     step.capture()
     clear(rank, case.first_length)
     samples = time_replays(step, rank, case)
@@ -118,6 +129,7 @@ def measure(
         timestamped = tuple(timestamps.launches())
         notes.append("kernels that record timestamps: the step is longer than without")
     if case.options.profile:
+        on_phase("a profiled step")
         clear(rank, case.options.context)
         try:
             timeline, num_launches = profile(step, rank, case)

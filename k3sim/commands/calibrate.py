@@ -9,10 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from k3sim.commands import output
+from k3sim.commands import output, terminal
 from k3sim.commands.options import Jobs, Json, Out, writable_folder
+from k3sim.commands.progress import progress
 from k3sim.errors import UserError
 from k3sim.sim.export.whole_file import whole_file, whole_folder, write_whole_file
+from k3sim.sim.quantities import in_one_unit
 
 EXAMPLE = "k3sim calibrate --from h200 --machine-out my-h200.json"
 
@@ -78,8 +80,13 @@ def _check(machine: str, draws: int, seed: int, jobs: int | None, out: str) -> d
     from k3sim.sim.profile import load_machine
 
     profile = load_machine(machine)
-    folder, say = writable_folder(out), output.progress_lines("checked")
-    cases = check(profile, num_draws=draws, seed=seed, jobs=jobs, on_case=lambda one: say(one.label))
+    folder = writable_folder(out)
+    with progress("predicting stored measurements") as told:
+        cases = check(
+            profile, num_draws=draws, seed=seed, jobs=jobs, on_done=told,
+            on_case=lambda one: told.say(f"{one.label}: {one.predicted:,.2f} us for {one.measured:,.2f}, "
+                                         f"{100 * one.error:+.1f} %"),
+        )  # fmt: skip
     document = check_document(profile, cases, draws, seed)
     with whole_folder(folder) as inside:
         write_calibration_page(inside / "calibration-check.html", check=document)
@@ -102,11 +109,13 @@ def _fit(
 
     if samples is None:
         target = Path(samples_out) if samples_out else None
-        path = calibration.measure(target, quick=quick, on_case=output.progress_lines("measured"))
+        with progress("measuring") as told:
+            path = calibration.measure(target, quick=quick, on_case=told.counted())
     else:
         path = Path(samples) if samples.lower().endswith(".json") else shipped_samples(samples.lower())
     folder, target = writable_folder(out), Path(machine_out) if machine_out else None
-    document, profile = calibration.fitted(path, base=base, machine_out=target, seed=seed)
+    with progress("fitting"):
+        document, profile = calibration.fitted(path, base=base, machine_out=target, seed=seed)
     # The profile comes last: there is none without its page.
     with nullcontext() if target is None else whole_file(target) as partial, whole_folder(folder) as inside:
         if partial is not None:
@@ -128,7 +137,8 @@ def _fit_tables(tables: Sequence[str], machine: str, machine_out: str | None, js
     if target is not None and target.suffix.lower() != ".json":
         raise UserError(f"machine-out is {machine_out!r}; accepted: a path that ends in .json")
     rows, skipped = read_tables([Path(one) for one in tables], [machine])
-    found = fit_tables(load_machine(machine), rows)
+    with progress("fitting"):
+        found = fit_tables(load_machine(machine), rows)
     if target is not None:
         profile = profile_of(found, target.stem, ", ".join(Path(one).name for one in tables))
         machine_of(profile, "the profile fitted from tables")
@@ -144,36 +154,36 @@ def _fit_tables(tables: Sequence[str], machine: str, machine_out: str | None, js
 
 def print_calibration(document: Mapping[str, Any]) -> None:
     """Fitted values with intervals, what kernels say of others, what is not determined."""
-    console = output.console(width=120)
+    console = terminal.console()
     console.print(
         f"{document['gpu']}, {document['date']}: {document['num_samples']} samples, {len(document['refused'])} refused "
         f"as unstable; base profile {document['base']}",
         soft_wrap=True,
     )
     console.print()
-    table = output.table("value", "fitted", "low", "high", "unit", "how", "worst case left out")
+    table = terminal.table("value", "fitted", "low", "high", "unit", "how", "worst case left out")
     for one in document["values"]:
         left_out = one["left_out_error"]
+        if isinstance(one["value"], list):
+            shown = ["curve", f"{one['low']:.4g}", f"{one['high']:.4g}", "factor"]
+        else:
+            shown = in_one_unit([one[key] for key in ("value", "low", "high")], one["unit"])
         table.add_row(
             one["field"],
-            "curve" if isinstance(one["value"], list) else f"{one['value']:.5g}",
-            f"{one['low']:.4g}",
-            f"{one['high']:.4g}",
-            "factor" if isinstance(one["value"], list) else one["unit"],
+            *shown,
             one["how"],
             "" if left_out is None else f"{100 * left_out:.1f} %",
         )
-    console.print(table)
+    terminal.print_table(table)
     found = [one for group in document["from_kernels"] for one in group["found"]]
     if found:
-        columns = ("fitted", "low", "high", "in the profile", "verdict")
-        kernels = output.table("from kernels, not put into the profile", *columns)
+        columns = ("fitted", "low", "high", "in the profile", "unit", "verdict")
+        kernels = terminal.table("from kernels, not put into the profile", *columns)
         for one in found:
-            bounds = ("" if one[end] is None else f"{one[end]:.3g}" for end in ("low", "high"))
             verdict = "determined" if one["determined"] else one["reason"]
-            kernels.add_row(one["field"], f"{one['value']:.3g}", *bounds, f"{one['profile_value']:.3g}", verdict)
+            kernels.add_row(one["field"], *_found_row(one), verdict)
         console.print()
-        console.print(kernels)
+        terminal.print_table(kernels)
     reasons: dict[str, list[str]] = {}
     for name, reason in document["undetermined"].items():
         reasons.setdefault(reason, []).append(name)
@@ -184,19 +194,23 @@ def print_calibration(document: Mapping[str, Any]) -> None:
     output.print_files({**files, **document["files"]})
 
 
+def _found_row(one: Mapping[str, Any]) -> list[str]:
+    """Value, both ends, what the profile has, and the unit of all four."""
+    from k3sim.sim.machine import PROFILE_FIELDS
+
+    metadata = PROFILE_FIELDS[one["field"]].metadata if one["field"] in PROFILE_FIELDS else {}
+    return in_one_unit([one[key] for key in ("value", "low", "high", "profile_value")], metadata.get("unit", "1"))
+
+
 def print_table_fit(document: Mapping[str, Any]) -> None:
     """Values fitted from public tables, and the errors of fitted and held-out rows by group."""
-    console = output.console()
-    values = output.table("field", "value", "low", "high", "before", "verdict")
+    console = terminal.console()
+    values = terminal.table("field", "value", "low", "high", "before", "unit", "verdict")
     for one in document["found"]:
-        values.add_row(
-            one["field"],
-            *("" if one[key] is None else f"{one[key]:.3g}" for key in ("value", "low", "high", "profile_value")),
-            one["reason"] or "determined",
-        )
-    console.print(values)
+        values.add_row(one["field"], *_found_row(one), one["reason"] or "determined")
+    terminal.print_table(values)
     console.print()
-    errors = output.table("rows of", "held out", "rows", "median error", "95th percentile", "mean")
+    errors = terminal.table("rows of", "held out", "rows", "median error", "95th percentile", "mean")
     for one in document["errors"]:
         errors.add_row(
             one["group"],
@@ -206,17 +220,17 @@ def print_table_fit(document: Mapping[str, Any]) -> None:
             f"{100 * one['p95']:.1f} %",
             f"{100 * one['mean_signed']:+.1f} %",
         )
-    console.print(errors)
+    terminal.print_table(errors)
     for reason, count in document["skipped"].items():
-        console.print(f"{count} rows left out: {reason}", markup=False)
+        console.print(f"{count} rows left out: {reason}")
     if document["profile"]:
-        console.print(f"wrote {document['profile']}", markup=False)
+        console.print(f"wrote {document['profile']}")
 
 
 def print_check(document: Mapping[str, Any]) -> None:
     """Kernels and steps with interval and error, then the totals. Probes are in the JSON and on the page."""
-    console = output.console(width=150)
-    table = output.table("kind", "case", "measured us", "predicted us", "error", "interval us", "inside", left=2)
+    console = terminal.console()
+    table = terminal.table("kind", "case", "measured us", "predicted us", "error", "interval us", "inside", left=2)
     for one in document["cases"]:
         if one["kind"] != "probe":
             table.add_row(
@@ -228,7 +242,7 @@ def print_check(document: Mapping[str, Any]) -> None:
                 f"{one['low']:,.2f} to {one['high']:,.2f}",
                 "yes" if one["inside_interval"] else "no",
             )
-    console.print(table)
+    terminal.print_table(table)
     console.print()
     for kind, one in document["summary"].items():
         console.print(

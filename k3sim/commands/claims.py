@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from k3sim.commands import output
+from k3sim.commands import output, terminal
 from k3sim.commands.options import Draws, Jobs, Json, Seed
+from k3sim.commands.progress import progress
 from k3sim.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def claims(
             raise UserError(f"unknown claim {name!r}; accepted: {', '.join(shipped)}, or a file that ends in .json")
         paths.append(shipped.get(name) or Path(name))
     scenarios = [load_scenario(path) for path in paths]
-    with output.progress("judging claims") as advance:
+    with progress("judging claims") as advance:
         judged = judge_claims(
             scenarios, num_draws=draws, seed=seed, jobs=jobs, on_done=advance, on_claim=say_claim(advance)
         )
@@ -58,10 +59,10 @@ def say_claim(advance: output.Advance) -> Callable[[JudgedClaim], None]:
 
 def print_claims(claims: Sequence[JudgedClaim]) -> None:
     """Each claim with its figures, verdict, boundary and what would have to be true."""
-    console = output.console()
+    console = terminal.console()
     for one in claims:
-        console.print(f"{one.scenario.title}: {one.scenario.claim}", markup=False)
-        table = output.table("figure", "claimed", "predicted", "90 % of draws", "unit", "verdict", folded=(0,))
+        console.print(f"{one.scenario.title}: {one.scenario.claim}")
+        table = terminal.table("figure", "claimed", "predicted", "90 % of draws", "unit", "verdict", folded=(0,))
         for each in one.figures:
             falls, answer = each.figure.unit == "falls", each.answer
             table.add_row(
@@ -80,12 +81,11 @@ def print_claims(claims: Sequence[JudgedClaim]) -> None:
                 f"  {answer.label}", "", f"{answer.predicted:.4g}", f"{answer.low:.4g} to {answer.high:.4g}", "",
                 "claim holds" if holds else "does not hold",
             )  # fmt: skip
-        console.print(table)
-        console.print(f"boundary: {one.scenario.boundary}", markup=False)
-        console.print(f"what would have to be true: {one.scenario.would_hold}", markup=False)
-        console.print(f"behind it: {one.scenario.found} ({one.scenario.source}, {one.scenario.date})\n", markup=False)
+        terminal.print_table(table)
+        console.print(f"boundary: {one.scenario.boundary}")
+        console.print(f"what would have to be true: {one.scenario.would_hold}")
+        console.print(f"behind it: {one.scenario.found} ({one.scenario.source}, {one.scenario.date})\n")
     console.print(
         "The intervals are those of the machine's values. What cost functions leave out is not in them: "
         "'k3sim validate' shows how far published steps are off.",
-        markup=False,
     )

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from k3sim.commands import output
+from k3sim.commands import output, terminal
 from k3sim.commands.options import Json, Out, takes_options, writable_folder
+from k3sim.commands.progress import progress
 from k3sim.errors import UserError
 from k3sim.sim.question import OPTIONS, Options, ask, read_side
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from k3sim.commands.terminal import Table
     from k3sim.comparison import Comparison
     from k3sim.stage_comparison import StageComparison
 
@@ -49,8 +49,10 @@ def compare(
     folder = writable_folder(out)
     from k3sim.comparison import compare_options
 
-    comparison = compare_options(*sides, labels=(before, after))
-    files = comparison.write(folder)
+    with progress("predicting") as told:
+        comparison = compare_options(*sides, labels=(before, after), on_done=told)
+        told.doing("writing the files")
+        files = comparison.write(folder)
     if json_output:
         output.print_json(comparison.to_dict(files))
     else:
@@ -78,8 +80,9 @@ def _refuse_file_and_side(file: str, side: str) -> NoReturn:
 def _compare_files(before: str, after: str, out: str, json_output: bool) -> None:
     from k3sim.stage_comparison import compare_files
 
-    comparison = compare_files(before, after)
-    files = comparison.write(writable_folder(out))
+    with progress("comparing files"):
+        comparison = compare_files(before, after)
+        files = comparison.write(writable_folder(out))
     if json_output:
         output.print_json(comparison.to_dict(files))
     else:
@@ -88,38 +91,57 @@ def _compare_files(before: str, after: str, out: str, json_output: bool) -> None
 
 def print_comparison(comparison: Comparison, files: Mapping[str, str]) -> None:
     """Both sides, part by part, and the difference."""
+    from k3sim.compared_facts import facts_of_prediction
     from k3sim.sim.timeline.critical_path import Part
 
-    console = output.console()
+    console = terminal.console()
     before, after = comparison.before, comparison.after
-    table = output.table("part", before.label, after.label, "difference us")
+    print_sides({side.label: facts_of_prediction(side.prediction) for side in (before, after)})
+    table = terminal.table("part", before.label, after.label, "difference us")
     for part in Part:
         values = [side.prediction.waits_ps.get(part, 0) / 1e6 for side in (before, after)]
         if any(values):
             table.add_row(part.word, f"{values[0]:,.1f}", f"{values[1]:,.1f}", f"{values[1] - values[0]:+,.1f}")
-    steps = (before.prediction.step_us, after.prediction.step_us)
+    steps = [side.prediction.step_us for side in (before, after)]
     table.add_row("step", f"{steps[0]:,.1f}", f"{steps[1]:,.1f}", f"{steps[1] - steps[0]:+,.1f}")
-    console.print(table)
+    terminal.print_table(table)
     console.print(f"\n{after.label}: {comparison.speedup:.3f}x as fast as {before.label}")
     output.print_files(files)
 
 
+def print_sides(sides: Mapping[str, Mapping[str, str]]) -> None:
+    """What is compared: what both sides have in common, then what differs."""
+    from k3sim.compared_facts import in_words
+
+    first, second = sides.values()
+    common = [in_words(fact, text) for fact, text in first.items() if text == second.get(fact)]
+    terminal.console().print(f"both: {', '.join(common) or 'nothing in common'}\n")
+    different = [fact for fact in {**first, **second} if first.get(fact) != second.get(fact)]
+    if different:
+        table = terminal.table("what differs", *sides, left=3, folded=(1, 2))
+        for fact in different:
+            table.add_row(fact, *(side.get(fact, "not stated") for side in (first, second)))
+        terminal.print_table(table)
+        terminal.console().print()
+
+
 def print_stage_comparison(comparison: StageComparison, files: Mapping[str, str], most: int = 30) -> None:
     """Steps, and the stages that differ most."""
-    console = output.console()
+    console = terminal.console()
+    print_sides({comparison.before: comparison.facts[0], comparison.after: comparison.facts[1]})
     console.print(
-        f"{comparison.before}: {comparison.before_step_us:.1f} us, "
-        f"{comparison.after}: {comparison.after_step_us:.1f} us"
-        f" ({comparison.before_step_us / comparison.after_step_us:.2f} times as fast)\n",
+        f"{comparison.before}: {comparison.before_step_us:,.1f} us, "
+        f"{comparison.after}: {comparison.after_step_us:,.1f} us"
+        f" ({comparison.before_step_us / comparison.after_step_us:.3f}x as fast)\n",
         soft_wrap=True,
     )
     if any(one is not None for one in comparison.waits_us):
-        console.print(_parts_of_files(comparison))
+        terminal.print_table(_parts_of_files(comparison))
         console.print()
     for note in comparison.notes:
-        console.print(note, soft_wrap=True, markup=False)
+        console.print(note, soft_wrap=True)
     sides = ("kernels", "us before", "on path", "kernels", "us after", "on path")
-    table = output.table("stage", *sides, "difference us", "on path")
+    table = terminal.table("stage", *sides, "difference us", "on path")
     for row in comparison.rows[:most]:
         table.add_row(
             row.stage,
@@ -132,7 +154,7 @@ def print_stage_comparison(comparison: StageComparison, files: Mapping[str, str]
             f"{row.delta_us:+.1f}",
             f"{row.path_delta_us:+.1f}",
         )
-    console.print(table)
+    terminal.print_table(table)
     if len(comparison.rows) > most:
         console.print(f"and {len(comparison.rows) - most} more in {files['json']}")
     output.print_files(files)
@@ -151,7 +173,7 @@ def _parts_of_files(comparison: StageComparison) -> Table:
     # The two that are by one rule: the added column in place of the prediction's own.
     sides = zip(comparison.waits_us, comparison.start_end_us, strict=True)
     pair = [own if ruled is None else ruled for own, ruled in sides]
-    table = output.table("part", *names, "difference us")
+    table = terminal.table("part", *names, "difference us")
 
     def add(label: str, values: Sequence[float | None], compared: Sequence[float | None]) -> None:
         before, after = compared

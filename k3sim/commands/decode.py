@@ -9,6 +9,7 @@ import typer
 
 from k3sim.commands import output
 from k3sim.commands.options import Json, Out, writable_folder
+from k3sim.commands.progress import progress
 
 EXAMPLE = "k3sim decode --path stock --layers 12 --context 8192"
 
@@ -67,7 +68,8 @@ def decode(
         timestamps_of=tuple(timestamps_of or ()),
     )
     folder = writable_folder(out)
-    measured = measure(options)
+    with progress("measuring a step") as told:
+        measured = measure(options, told.doing)
     files = {"json": str(write(measured, folder))}
     document = measured.to_dict()
     if measured.timeline is not None and find_spec("plotly") and find_spec("perfetto"):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from k3sim.commands import output
+from k3sim.commands import output, terminal
 from k3sim.commands.options import Json, writable_folder
+from k3sim.commands.progress import Progress, progress
 from k3sim.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,13 +55,15 @@ def build_kernels(
     from k3sim.kernels.toolchain.build import build
     from k3sim.kernels.toolchain.compile_cache import ARCHITECTURES
 
-    folder, say = writable_folder(out), output.progress_lines("building")
-    manifest = build(
-        folder,
-        architectures=arch or ARCHITECTURES,
-        operators=operators or (),
-        on_kernel=lambda entry: say(f"{entry['architecture']} {entry['operator']} {entry['kernel']}"),
-    )
+    folder = writable_folder(out)
+    with progress("building") as told:
+        say = told.counted()
+        manifest = build(
+            folder,
+            architectures=arch or ARCHITECTURES,
+            operators=operators or (),
+            on_kernel=lambda entry: say(f"{entry['architecture']} {entry['operator']} {entry['kernel']}"),
+        )
     if json_output:
         output.print_json(output.versioned(manifest))
     else:
@@ -100,9 +104,14 @@ def check_kernels(
     from k3sim.kernels.harness.check import NUM_REPLAYS, check
 
     num_replays = NUM_REPLAYS if replays is None else replays
-    found = check(
-        operators or (), seed=seed, num_replays=num_replays, on_case=(lambda _: None) if json_output else print_checked
-    )
+    with progress("checking") as told:
+        say = told.counted()
+        # On a terminal a line belongs above the bar; results that go elsewhere are written as they come.
+        above = json_output or (sys.stdout.isatty() and sys.stderr.isatty())
+        found = check(
+            operators or (), seed=seed, num_replays=num_replays,
+            on_case=(lambda one: say(one.line)) if above else partial(print_checked, told),
+        )  # fmt: skip
     if json_output:
         # Numbers that JSON has no word for, of a case that raised.
         cases = [{k: None if v != v else v for k, v in asdict(one).items()} for one in found]
@@ -139,15 +148,16 @@ def bench_kernels(
     def say(row: dict[str, Any]) -> None:
         sys.stderr.write(row_line(row) + "\n")
 
-    document = measure(
-        operators or (),
-        out=None if out is None else Path(out),
-        num_replays=replays,
-        budget_s=budget_s,
-        resume=resume,
-        seed=seed,
-        on_row=say,
-    )
+    with progress("timing"):
+        document = measure(
+            operators or (),
+            out=None if out is None else Path(out),
+            num_replays=replays,
+            budget_s=budget_s,
+            resume=resume,
+            seed=seed,
+            on_row=say,
+        )
     if json_output:
         output.print_json(output.versioned(document))
     else:
@@ -156,17 +166,17 @@ def bench_kernels(
 
 def print_kernel_list(forms: Mapping[str, Sequence[str]]) -> None:
     """Operators with the number of forms that a build compiles, and an example of a name."""
-    table = output.table("operator", "forms", "first", left=1)
+    table = terminal.table("operator", "forms", "first", left=1)
     for operator, names in forms.items():
         table.add_row(operator, str(len(names)), names[0])
-    output.console().print(table)
+    terminal.print_table(table)
 
 
 def print_kernel_build(manifest: Mapping[str, Any], path: str) -> None:
     """One line an operator and architecture: what its machine code holds at most."""
-    console = output.console()
+    console = terminal.console()
     columns = ("operator", "architecture", "kernels", "registers", "stack B", "spills", "16-byte loads")
-    table = output.table(*columns, left=2)
+    table = terminal.table(*columns, left=2)
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for entry in manifest["kernels"]:
         groups.setdefault((entry["operator"], entry["architecture"]), []).extend(entry["functions"])
@@ -180,26 +190,26 @@ def print_kernel_build(manifest: Mapping[str, Any], path: str) -> None:
             str(sum(code["spills"] for code in codes)),
             str(sum(code["loads_16_byte"] + code["bulk_copies"] for code in codes)),
         )
-    console.print(table)
+    terminal.print_table(table)
     console.print(f"\nmanifest  {path}", soft_wrap=True)
 
 
-def print_checked(checked: Checked) -> None:
+def print_checked(told: Progress, checked: Checked) -> None:
     """One case of a check: error, bound, verdict."""
-    console = output.console()
-    console.print(checked.line, soft_wrap=True, markup=False)
-    console.file.flush()  # a run takes minutes, and may be cut off
+    told.doing(checked.line)
+    sys.stdout.write(f"{checked.line}\n")
+    sys.stdout.flush()  # a run takes minutes, and may be cut off
 
 
 def print_bench(document: Mapping[str, Any]) -> None:
     """One line a case: times, rate, fraction of the floor, and the fastest peer that ran."""
-    console = output.console(width=160)
+    console = terminal.console()
     rate = document["environment"]["read_bytes_per_s"]
     console.print(f"{document['environment']['gpu']}, read bandwidth {rate / 1e12:.2f} TB/s = 100 %\n", soft_wrap=True)
-    table = output.table(
-        "operator", "case", "us", "p10", "p90", "again", "MB", "TB/s", "of floor", "best peer us", "x ours", left=2
-    )
-    table.columns[1].no_wrap = False  # long names, where the terminal is narrow
+    table = terminal.table(
+        "operator", "case", "us", "p10", "p90", "again", "MB", "TB/s", "of floor", "best peer us", "x ours", left=2,
+        folded=(1,),
+    )  # fmt: skip
     for row in document["timings"]:
         ran = [peer for peer in row["peers"] if "error" not in peer]
         best = min(ran, key=lambda peer: peer["median_us"], default=None)
@@ -214,6 +224,6 @@ def print_bench(document: Mapping[str, Any]) -> None:
             f"{best['median_us']:.2f}" if best else "",
             f"{best['ratio']:.2f}" if best else "",
         )
-    console.print(table)
+    terminal.print_table(table)
     rest = f"; {document['left']} cases left, for --resume" if document["left"] else ""
     console.print(f"\nsamples  {document['file']}{rest}", soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from k3sim.commands import output
+from k3sim.commands import output, terminal
 from k3sim.commands.options import Json
 
 if TYPE_CHECKING:
@@ -40,31 +40,39 @@ def machines(
 
 def print_machines(machines: Sequence[Machine]) -> None:
     """One line a profile."""
-    table = output.table("name", "title", "SMs", "HBM GB", "HBM TB/s", "L2 MB", "NVLink GB/s", "domain", left=2)
+    table = terminal.table("name", "title", "SMs", "HBM GiB", "HBM TB/s", "L2 MiB", "NVLink GB/s", "domain", left=2)
     for machine in machines:
         table.add_row(
             machine.name,
             machine.title,
             str(machine.num_sms),
-            f"{machine.hbm_capacity_bytes / 1e9:.0f}",
+            f"{machine.hbm_capacity_bytes / 2**30:.0f}",
             f"{machine.hbm_read_bytes_per_s / 1e12:.2f}",
-            f"{machine.l2_capacity_bytes / 1e6:.0f}",
+            f"{machine.l2_capacity_bytes / 2**20:.0f}",
             f"{machine.nvlink_egress_bytes_per_s / 1e9:.0f}",
             str(machine.nvlink_domain_gpus),
         )
-    output.console().print(table)
+    terminal.print_table(table)
 
 
 def print_machine(machine: Machine) -> None:
     """Every value of a profile with where it comes from."""
-    from k3sim.sim.machine import describe
+    from k3sim.sim.machine import PROFILE_FIELDS
+    from k3sim.sim.quantities import quantity, quantity_range
 
-    console = output.console()
+    console = terminal.console()
     console.print(machine.title)
-    for row in describe(machine):
-        value = row["value"]
-        shown = f"{len(value)} points" if isinstance(value, (list, tuple)) else f"{value:g}" if isinstance(
-            value, float
-        ) else str(value)
-        console.print(f"\n{row['field']} = {shown} {row['unit']}  ({row['kind']}, {row['low']:g} to {row['high']:g})")
-        console.print(f"    {row['source']}", soft_wrap=True)
+    for field, origin in machine.provenance.items():
+        value, unit = getattr(machine, field), PROFILE_FIELDS[field].metadata["unit"]
+        if isinstance(value, tuple):
+            bytes_per_sm, rate = value[-1]
+            shown = (
+                f"{len(value)} points up to {quantity(rate, 'B/s')} from {quantity(bytes_per_sm, 'B')} an SM in flight"
+            )
+            between = f"x {quantity_range(origin.low, origin.high, '1')}"
+        else:
+            shown = quantity(value, unit, like=value or origin.high)
+            between = quantity_range(origin.low, origin.high, unit, like=value or origin.high)
+        exact = isinstance(value, bool) or origin.low == origin.high
+        console.print(f"\n{field}: {shown}  ({origin.kind}{'' if exact else f', {between}'})")
+        console.print(f"    {origin.source}", soft_wrap=True)

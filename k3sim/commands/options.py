@@ -11,12 +11,13 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from k3sim.errors import UserError
+from k3sim.sim.draws import MAX_DRAWS
 from k3sim.sim.export.whole_file import check_folder
 from k3sim.sim.question import OPTIONS, Option, Options
 
 Out = Annotated[str, typer.Option(help="Folder for the files.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else there.")]
-Draws = Annotated[int, typer.Option(help="Machines to draw for the intervals.")]
+Draws = Annotated[int, typer.Option(help=f"Machines to draw for the intervals, 2 to {MAX_DRAWS}.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the draws.")]
 Jobs = Annotated[int | None, typer.Option(help="Processes that work at once; by default one for each core.")]
 

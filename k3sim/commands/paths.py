@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from k3sim.commands import output
+from k3sim.commands import output, terminal
 from k3sim.commands.options import Json, takes_options
 from k3sim.sim.question import Options, ask
 
@@ -122,24 +122,24 @@ def table_of(question: Question) -> dict[str, Any]:
 
 def print_overview(document: Mapping[str, Any]) -> None:
     """A line a path, a switch and a part."""
-    console = output.console(120)
-    found = output.table("path", "what it is", left=2, folded=(1,))
+    console = terminal.console()
+    found = terminal.table("path", "what it is", left=2, folded=(1,))
     for one in document["paths"]:
         found.add_row(one["path"], one["meaning"])
-    console.print(found)
+    terminal.print_table(found)
     console.print()
-    found = output.table("switch or part of fused", "what it changes", left=2, folded=(1,))
+    found = terminal.table("switch or part of fused", "what it changes", left=2, folded=(1,))
     for switch in document["switches"]:
         found.add_row(switch["switch"], switch["meaning"])
         for part in switch["parts"]:
             found.add_row(f"  {part['part']}", part["meaning"])
-    console.print(found)
-    console.print("\n--with and --without take both names; 'k3sim paths fused' shows the kernels.", markup=False)
+    terminal.print_table(found)
+    console.print("\n--with and --without take both names; 'k3sim paths fused' shows the kernels.")
 
 
 def print_path(document: Mapping[str, Any]) -> None:
     """A table for each kind of layer, in the order of the step."""
-    console = output.console(200)
+    console = terminal.console()
     switches = ", ".join(document["switches"]) or "none"
     console.print(
         f"{document['path']} with {document['kernels']} kernels, {document['layout']}, concurrency "
@@ -150,7 +150,7 @@ def print_path(document: Mapping[str, Any]) -> None:
     columns = ["operator", "stream", "launch", "waits for", "reads", "brought by", *(["replaced by"] * replaced)]
     for kind, rows in document["kinds"].items():
         what, follows = KINDS[kind]
-        found = output.table(f"{kind}: {what}", *columns, left=8, folded=(4, 5, 6, 7))
+        found = terminal.table(f"{kind}: {what}", *columns, left=8, folded=(4, 5, 6, 7))
         for row in rows:
             cells = [
                 row["stage"],
@@ -164,7 +164,7 @@ def print_path(document: Mapping[str, Any]) -> None:
             ]
             found.add_row(*cells)
         console.print()
-        console.print(found)
+        terminal.print_table(found)
 
 
 def _waits_for(row: Mapping[str, Any], follows: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from k3sim.commands import output
+from k3sim.commands import output, terminal
 from k3sim.commands.options import Json, Out, writable_folder
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ def print_measured(report: MeasuredReport, files: Mapping[str, str], most: int =
     from k3sim.calibrate.decode.lines import part_lines
     from k3sim.sim.timeline.critical_path import Part
 
-    console, document = output.console(), report.document
+    console, document = terminal.console(), report.document
     facts = [document.get(key) for key in ("model", "machine", "layout", "path")]
-    console.print(", ".join(str(one) for one in facts if one), markup=False)
+    console.print(", ".join(str(one) for one in facts if one))
     console.print(f"step {document['step_us']:,.1f} us; a profiled one, {document['profiled_us']:,.1f} us, goes\n")
     console.print("\n".join(part_lines(document)) + "\n")
-    table = output.table("stage", "part", "us", left=2)
+    table = terminal.table("stage", "part", "us", left=2)
     for row in document["critical_path"][:most]:
         table.add_row(row["stage"], Part(row["part"]).word, f"{row['us']:,.1f}")
-    console.print(table)
+    terminal.print_table(table)
     output.print_files(files)

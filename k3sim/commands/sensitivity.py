@@ -9,6 +9,7 @@ import typer
 
 from k3sim.commands import output
 from k3sim.commands.options import Draws, Jobs, Json, Seed
+from k3sim.commands.progress import progress
 
 EXAMPLE = "k3sim sensitivity gb300-one-user"
 
@@ -28,8 +29,10 @@ def sensitivity(
     from k3sim.calibrate.compare.sensitivity import lines_of
     from k3sim.calibrate.compare.sensitivity import sensitivity as find
 
-    with output.progress("varying values") as advance:
-        found = find(claim, num_values=values, num_draws=draws, seed=seed, jobs=jobs, on_done=advance)
+    with progress("varying values") as told:
+        found = find(
+            claim, num_values=values, num_draws=draws, seed=seed, jobs=jobs, on_done=told, on_phase=told.doing
+        )
     if json_output:
         output.print_json(output.versioned({"claim": claim, "figures": [one.to_dict() for one in found]}))
     else:

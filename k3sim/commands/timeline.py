@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from k3sim.commands import output
+from k3sim.commands import output, terminal
 from k3sim.commands.options import Json, Out, takes_options, writable_folder
+from k3sim.commands.progress import progress
+from k3sim.errors import UserError
+from k3sim.sim.compared_range import COMPARED_TEXT
+from k3sim.sim.draws import MAX_DRAWS, NUM_DRAWS, check_draws
 from k3sim.sim.question import Options, ask
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from k3sim.commands.terminal import Table
     from k3sim.report import Report
     from k3sim.sim.predict import Prediction
 
@@ -26,55 +29,74 @@ def timeline(
     intervals: Annotated[
         bool, typer.Option("--intervals", help="Also the middle 90 % of each path's step over drawn machine values.")
     ] = False,
-    draws: Annotated[int, typer.Option(help="Machines to draw for --intervals.")] = 40,
+    draws: Annotated[
+        int | None, typer.Option(help=f"Machines to draw for --intervals, 2 to {MAX_DRAWS}; {NUM_DRAWS} by default.")
+    ] = None,
     out: Out = "k3sim-out",
     json_output: Json = False,
 ) -> None:
     """Predict where one decode step waits: table, page, trace.
 
     Beside the path that is asked for stand the stock path, the fused one with its switches in turn, and the megakernel.
+
+    {compared}
     """
     question = ask(options)
+    if intervals:
+        check_draws(draws or NUM_DRAWS)
+    elif draws is not None:
+        raise UserError("--draws: only with --intervals")
     folder = writable_folder(out)
     output.warn(question.warnings)
     from k3sim.report import report_of
 
-    report = report_of(options)
-    if intervals:
-        report = report.with_intervals(draws)
-    files = report.write(folder)
+    with progress("predicting") as told:
+        report = report_of(options, on_done=told)
+        if intervals:
+            told.doing(f"each path on {draws or NUM_DRAWS} drawn machines")
+            report = report.with_intervals(draws or NUM_DRAWS, on_done=told)
+        told.doing("writing the files")
+        files = report.write(folder)
     if json_output:
         output.print_json(report.to_dict(files))
     else:
         print_report(report, files)
 
 
+timeline.__doc__ = (timeline.__doc__ or "").format(
+    compared=f"Measured steps were compared for {COMPARED_TEXT}. A question outside is answered with a warning: its "
+    "error is not known."
+)
+
+
 def print_report(report: Report, files: Mapping[str, str]) -> None:
     """Headline, waits by part, and what each switch is worth."""
-    console, question = output.console(), report.question
+    console, question = terminal.console(), report.question
     console.print(
-        f"{question.architecture.name} on {question.machine.title}, {question.layout.tag}, "
-        f"concurrency {question.workload.concurrency}, context {question.workload.context}"
+        f"{question.architecture.name} on {num_gpus(question.layout.num_gpus)} of {question.machine.title}, "
+        f"{question.layout.tag}, concurrency {question.workload.concurrency}, context {question.workload.context}"
     )
     console.print()
     between = ["90 % of draws us"] if report.intervals else []
-    headline = output.table("path", "step us", *between, "tok/s/user", "speed-up", "floor us", "of floor", "HBM busy")
+    heads = ("path", "step us", *between, "tok/s/user", "tok/s/GPU", "tok/s total", "speed-up", "floor us", "of floor")
+    headline = terminal.table(*heads, folded=(0,))
     for label, prediction in report.labelled.items():
         headline.add_row(
             label,
             f"{prediction.step_us:,.1f}",
             *(["{:,.0f} to {:,.0f}".format(*report.intervals[label])] if between else []),
-            f"{prediction.tokens_per_second_per_user:.1f}",
+            f"{prediction.tokens_per_second_per_user:,.1f}",
+            f"{prediction.tokens_per_second_per_gpu:,.1f}",
+            f"{prediction.tokens_per_second:,.1f}",
             f"{report.stock.step_us / prediction.step_us:.2f}x",
             f"{prediction.floor_us:,.1f}",
             f"{100 * prediction.floor_us / prediction.step_us:.0f} %",
-            f"{100 * prediction.hbm_busy_fraction:.0f} %",
         )
-    console.print(headline)
+    terminal.print_table(headline)
     console.print()
-    console.print(_waits_table(report.labelled))
+    terminal.print_table(_waits_table(report.labelled))
     console.print()
-    switches = output.table("switch", "added in turn us", "removed from all four us")
+    switches = terminal.table("switch", "added in turn us", "removed from all four us")
     before = report.ladder[0][1]
     for (label, prediction), (_, removed) in zip(report.ladder[1:], report.leave_one_out, strict=True):
         switches.add_row(
@@ -83,14 +105,18 @@ def print_report(report: Report, files: Mapping[str, str]) -> None:
             f"{removed.step_us - report.reference.step_us:+,.1f}",
         )
         before = prediction
-    console.print(switches)
+    terminal.print_table(switches)
     output.print_files(files)
+
+
+def num_gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
 def _waits_table(paths: Mapping[str, Prediction]) -> Table:
     from k3sim.sim.timeline.critical_path import WORK_PARTS, Part
 
-    table = output.table("where the step goes (us)", *paths)
+    table = terminal.table("where the step goes (us)", *paths)
     for part in Part:
         values = [prediction.waits_ps.get(part, 0) / 1e6 for prediction in paths.values()]
         if any(values):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from k3sim.commands import output
+from k3sim.commands import output, terminal
 from k3sim.commands.options import Draws, Jobs, Json, Seed, html_file
+from k3sim.commands.progress import progress
 from k3sim.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def validate(
     page = html_file(html)
     records = load_evidence([Path(one) for one in evidence]) if evidence else None
     everything = not ids and records is None
-    with output.progress("predicting") as advance:
+    with progress("predicting") as advance:
         found = compare_all(
             ids or (), records=records, num_draws=draws, seed=seed, jobs=jobs, on_done=advance,
             on_case=lambda row: advance.say(
@@ -64,7 +65,7 @@ def validate(
     claims = []
     if (everything and not json_output) or (page is not None and records is None):
         scenarios = [load_scenario(one) for one in shipped_scenarios()]
-        with output.progress("judging claims") as advance:
+        with progress("judging claims") as advance:
             claims = judge_claims(
                 scenarios, num_draws=draws, seed=seed, jobs=jobs, on_done=advance, on_claim=say_claim(advance)
             )
@@ -88,7 +89,7 @@ def _validate_own(jobs: int | None, json_output: bool) -> None:
     sources = {"own_kernels_us": shipped_kernel_cases, "cublas_us": cublas_cases, "own_steps_ms": shipped_step_cases}
     tables = {}
     for name, cases in sources.items():
-        with output.progress(f"predicting {name.rpartition('_')[0].replace('_', ' ')}") as advance:
+        with progress(f"predicting {name.rpartition('_')[0].replace('_', ' ')}") as advance:
             tables[name] = cases(jobs=jobs, on_done=advance)
     stages = shipped_stage_cases()
     if json_output:
@@ -103,10 +104,10 @@ def print_validation(found: Validation) -> None:
     """Published, predicted, error and interval of every row by hardware and engine; then the ladders, step by step."""
     from k3sim.calibrate.compare.validate import groups, summary
 
-    console = output.console(150)
+    console = terminal.console()
     for (kind, hardware, engine), rows in groups(found.rows).items():
         columns = ("unit", "published", "predicted", "error", "interval", "inside")
-        table = output.table(f"{hardware}, {engine}: {kind}s", *columns)
+        table = terminal.table(f"{hardware}, {engine}: {kind}s", *columns)
         for row in rows:
             low, high = row.interval
             table.add_row(
@@ -118,11 +119,11 @@ def print_validation(found: Validation) -> None:
                 f"{low:,.4g} to {high:,.4g}",
                 "yes" if row.inside_interval else "no",
             )
-        console.print(table)
+        terminal.print_table(table)
         console.print()
     for row in found.rows:
         if not row.judged:
-            console.print(f"({row.label}): not judged, {row.why}", markup=False)
+            console.print(f"({row.label}): not judged, {row.why}")
     for kind, totals in summary(found.rows).items():
         console.print(
             f"{totals['rows']} judged {kind}s: median {100 * totals['median_error']:.1f} %, "
@@ -130,7 +131,7 @@ def print_validation(found: Validation) -> None:
         )
     for ladder, steps in found.ladders:
         console.print()
-        table = output.table(ladder.title, "after ms", "predicted ms", "saved ms", "predicted", "verdict")
+        table = terminal.table(ladder.title, "after ms", "predicted ms", "saved ms", "predicted", "verdict")
         for step in steps:
             start = step.verdict == "start"
             table.add_row(
@@ -141,26 +142,25 @@ def print_validation(found: Validation) -> None:
                 "" if start or step.predicted_saving_ms is None else f"{step.predicted_saving_ms:+.3f}",
                 step.verdict,
             )
-        console.print(table)
+        terminal.print_table(table)
 
 
 def print_rows(tables: Mapping[str, Sequence[ComparedCase]]) -> None:
     """Measured, predicted and error of each table, then the median and the worst."""
-    console = output.console()
+    console = terminal.console()
     for name, rows in tables.items():
         quantity, unit = name.rsplit("_", 1)
-        table = output.table(quantity.replace("_", " "), f"measured {unit}", f"predicted {unit}", "error")
+        table = terminal.table(quantity.replace("_", " "), f"measured {unit}", f"predicted {unit}", "error")
         for row in rows:
             table.add_row(row.label, f"{row.measured:.2f}", f"{row.predicted:.2f}", f"{100 * row.error:+.1f} %")
-        console.print(table)
+        terminal.print_table(table)
         errors = sorted(abs(row.error) for row in rows)
         console.print(f"median {100 * errors[len(errors) // 2]:.1f} %, worst {100 * errors[-1]:.1f} %\n")
 
 
 def print_stages(rows: Sequence[StageCase]) -> None:
     """A measured step by stage: mean duration and mean increment along the main stream, measured and predicted."""
-    console = output.console()
-    table = output.table("own stages us", "kernels", "measured", "predicted", "measured step", "predicted step")
+    table = terminal.table("own stages us", "kernels", "measured", "predicted", "measured step", "predicted step")
     for row in rows:
         main = row.stream == "main"
         table.add_row(
@@ -171,4 +171,4 @@ def print_stages(rows: Sequence[StageCase]) -> None:
             f"{row.increment.measured:.2f}" if main else "",
             f"{row.increment.predicted:.2f}" if main else "",
         )
-    console.print(table)
+    terminal.print_table(table)

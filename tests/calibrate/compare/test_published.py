@@ -98,7 +98,7 @@ def main_ok(words: list[str]) -> None:
     ("words", "message"),
     [
         (["validate", "nothing-like-it"], "no evidence begins with 'nothing-like-it'; accepted"),
-        (["validate", "--draws", "1"], "draws is 1; accepted: 2 or more"),
+        (["validate", "--draws", "1"], "draws is 1; accepted: 2 to 1000"),
         (["validate", "--html", "page.txt"], "accepted: a path that ends in .html"),
         (["validate", "--html", "/no/such/folder/a.html"], "does not exist"),
         (["validate", "--own", "gb200"], "give it without ids"),
