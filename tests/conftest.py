@@ -42,3 +42,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skips = [(one.nodeid, one.longrepr[2].removeprefix("Skipped: ")) for one in reports]
     for line in skip_lines(skips):
         terminalreporter.write_line(line)
+
+
+@pytest.fixture(autouse=True)
+def quiet_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line of progress in what a test reads of a command, however busy the machine is."""
+    monkeypatch.setattr("k3sim.commands.progress.LINE_EVERY_S", 3600.0)
