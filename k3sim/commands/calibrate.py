@@ -117,10 +117,11 @@ def _fit(
     with progress("fitting"):
         document, profile = calibration.fitted(path, base=base, machine_out=target, seed=seed)
     # The profile comes last: there is none without its page.
-    with nullcontext() if target is None else whole_file(target) as partial, whole_folder(folder) as inside:
+    with nullcontext() if target is None else whole_file(target) as partial:
         if partial is not None:
             partial.write_bytes(profile)
-        write_calibration_page(inside / "calibration.html", fit=document)
+        with whole_folder(folder) as inside:
+            write_calibration_page(inside / "calibration.html", fit=document)
     return {**document, "files": {"html": str(folder / "calibration.html")}}
 
 

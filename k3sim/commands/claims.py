@@ -10,7 +10,7 @@ import typer
 
 from k3sim.commands import output, terminal
 from k3sim.commands.options import Draws, Jobs, Json, Seed
-from k3sim.commands.progress import progress
+from k3sim.commands.progress import Progress, progress
 from k3sim.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def claims(
         print_claims(judged)
 
 
-def say_claim(advance: output.Advance) -> Callable[[JudgedClaim], None]:
+def say_claim(advance: Progress) -> Callable[[JudgedClaim], None]:
     """What shows a verdict as soon as it is there."""
     return lambda one: advance.say(f"{one.scenario.id}: {one.verdict}")
 
