@@ -1,15 +1,22 @@
 """Timelines as a native Perfetto trace, which ui.perfetto.dev and trace_processor open.
 
-One process a timeline and rank (``fused rank 0``), one thread a stream, one counter track a resource. A
-kernel is a slice, its phases are slices inside it, and an arrow leads from a kernel to each it held up.
+One process a timeline and rank (``fused rank 0``). Its threads, from the top:
+
+| Thread | Slices |
+| --- | --- |
+| ``step`` | the step, in it the layers, in them the sublayers (``nesting.py``) |
+| ``critical path`` | on the critical rank: the kernel that the step waits for, and in it the part of the wait or work |
+| a stream each | kernels, and in them their phases |
+
+A counter track a resource follows, and an arrow leads from a kernel to each it held up.
 
 Perfetto counts whole nanoseconds while a timeline counts picoseconds. Every time is rounded down by the same
-rule, so slices that nest or touch still do. The exact times are annotations of each kernel slice
-(``start_ps``, ``end_ps``), so durations add up without rounding.
+rule, so slices that nest or touch still do; a phase that is empty then is left out. The exact times are annotations of
+each kernel slice (``start_ps``, ``end_ps``), so durations add up without rounding.
 
-Packets are built from the schema of the ``perfetto`` package. One message object is kept for each kind of
-event and only its changing fields are set: a fresh message for each of half a million events costs five times
-as much. Serialised traces may be concatenated, because ``Trace`` is one repeated field.
+Packets are in the order of time. They are built from the schema of the ``perfetto`` package. One message object is
+kept for each kind of event and only its changing fields are set: a fresh message for each of half a million events
+costs five times as much. Serialised traces may be concatenated, because ``Trace`` is one repeated field.
 
 Format: https://perfetto.dev/docs/reference/synthetic-track-event
 """
@@ -17,12 +24,17 @@ Format: https://perfetto.dev/docs/reference/synthetic-track-event
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from k3sim.sim.export.lanes import assign_lanes
+from k3sim.sim.export.nesting import sublayers
 from k3sim.sim.export.whole_file import write_whole_file
-from k3sim.sim.timeline.timeline import Counter, KernelRun, Phase, Span, Timeline
+from k3sim.sim.timeline.critical_path import critical_path
+from k3sim.sim.timeline.timeline import Counter, KernelRun, Phase, Timeline
 
 PS_PER_NS = 1000
 BYTES_PER_US_PER_GBPS = 1000  # one GB/s moves a thousand bytes in a microsecond
@@ -53,6 +65,9 @@ def perfetto_bytes(timelines: Mapping[str, Timeline]) -> bytes:
         thread_of_kernel: dict[int, int] = {}
         for rank in timeline.ranks:
             trace.add_process(f"{label} rank {rank}", timeline.machine)
+            _add_step(trace, timeline, rank, label)
+            if rank == timeline.critical_rank:
+                _add_critical_path(trace, timeline)
             for lane, kernels in assign_lanes(timeline.of_rank(rank)).items():
                 thread = trace.add_thread(lane)
                 thread_of_kernel.update((kernel.index, thread) for kernel in kernels)
@@ -62,17 +77,54 @@ def perfetto_bytes(timelines: Mapping[str, Timeline]) -> bytes:
         outgoing, incoming = trace.new_flows(timeline.kernels)
         # In start order a cause's packets precede its waiter's, also within the same nanosecond.
         for kernel in sorted(timeline.kernels, key=lambda kernel: (kernel.start_ps, kernel.index)):
-            name = kernel.stage
-            if 0 <= kernel.layer < timeline.num_layers:
-                name = f"{kernel.stage} L{kernel.layer}"
             trace.add_kernel(
                 kernel,
-                name,
+                _kernel_name(kernel, timeline),
                 thread_of_kernel[kernel.index],
                 outgoing.get(kernel.index, ()),
                 incoming.get(kernel.index, ()),
             )
     return trace.serialised()
+
+
+def _kernel_name(kernel: KernelRun, timeline: Timeline) -> str:
+    return f"{kernel.stage} L{kernel.layer}" if 0 <= kernel.layer < timeline.num_layers else kernel.stage
+
+
+def _add_step(trace: _TraceWriter, timeline: Timeline, rank: int, label: str) -> None:
+    track = trace.add_thread("step")
+    inner = sublayers(timeline.of_rank(rank), timeline.num_layers, timeline.step_ps)
+    nested: list[Slice] = []
+    for layer, group in groupby(inner, key=lambda one: one.layer):
+        parts = list(group)
+        halves = [Slice(one.name, one.start_ps, one.end_ps) for one in parts]
+        if 0 <= layer < timeline.num_layers:
+            kind = "+".join(one.name for one in parts)
+            nested.append(Slice(f"layer {layer} ({kind})", parts[0].start_ps, parts[-1].end_ps, tuple(halves)))
+        else:
+            nested += halves
+    trace.add_slice(Slice(f"{label} step", 0, timeline.step_ps, tuple(nested)), track)
+
+
+def _add_critical_path(trace: _TraceWriter, timeline: Timeline) -> None:
+    """The segments of the critical path, those of one kernel that follow one another under its name."""
+    track = trace.add_thread("critical path")
+    runs = {kernel.index: kernel for kernel in timeline.kernels}
+    for index, group in groupby(critical_path(timeline), key=lambda one: one.kernel):
+        segments = list(group)
+        name = _kernel_name(runs[index], timeline) if index in runs else "host"
+        parts = tuple(Slice(one.part.word, one.start_ps, one.end_ps) for one in segments)
+        trace.add_slice(Slice(name, segments[0].start_ps, segments[-1].end_ps, parts), track)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A slice with those inside it, in order. Times in picoseconds."""
+
+    name: str
+    start_ps: int
+    end_ps: int
+    inner: tuple[Slice, ...] = ()
 
 
 class _InternedStrings:
@@ -91,14 +143,19 @@ class _InternedStrings:
 
 
 class _TraceWriter:
-    """Serialised packets so far, and the strings they refer to by number."""
+    """Serialised packets so far, and the strings they refer to by number.
+
+    ``_events`` have their time in nanoseconds. On each track they come in order, and sorting by time keeps the order
+    of equal ones, so that what nests there still does.
+    """
 
     def __init__(self) -> None:
         # Imported here: loading the schema costs 60 ms that only a trace should pay.
         from perfetto.protos.perfetto.trace import perfetto_trace_pb2
 
         self._schema: Any = perfetto_trace_pb2
-        self._packets: list[bytes] = []
+        self._descriptors: list[bytes] = []
+        self._events: list[tuple[int, bytes]] = []
         self._num_tracks = 0
         self._num_flows = 0
         self._pid = 0
@@ -110,8 +167,8 @@ class _TraceWriter:
         event_type = self._schema.TrackEvent
         self._kernel_begin = self._event(event_type.TYPE_SLICE_BEGIN, annotations=KERNEL_ANNOTATIONS)
         self._kernel_end = self._event(event_type.TYPE_SLICE_END)
-        self._phase_begin = self._event(event_type.TYPE_SLICE_BEGIN)
-        self._phase_end = self._event(event_type.TYPE_SLICE_END)
+        self._slice_begin = self._event(event_type.TYPE_SLICE_BEGIN)
+        self._slice_end = self._event(event_type.TYPE_SLICE_END)
         self._sample = self._event(event_type.TYPE_COUNTER)
 
     def serialised(self) -> bytes:
@@ -122,7 +179,8 @@ class _TraceWriter:
         self._event_names.write_to(packet.interned_data.event_names)
         self._categories.write_to(packet.interned_data.event_categories)
         self._annotation_names.write_to(packet.interned_data.debug_annotation_names)
-        return b"".join([trace.SerializeToString(), *self._packets])
+        events = (packet for _, packet in sorted(self._events, key=itemgetter(0)))
+        return b"".join([trace.SerializeToString(), *self._descriptors, *events])
 
     def add_process(self, name: str, machine: str) -> None:
         """Starts a process; the threads and counters added next belong to it."""
@@ -133,7 +191,7 @@ class _TraceWriter:
         descriptor.process.process_name = name
         descriptor.process.process_labels.append(machine)
         self._process_track = descriptor.uuid
-        self._packets.append(trace.SerializeToString())
+        self._descriptors.append(trace.SerializeToString())
 
     def add_thread(self, name: str) -> int:
         """A thread of the current process; returns its track."""
@@ -143,7 +201,7 @@ class _TraceWriter:
         descriptor.thread.tid = self._tid  # the first equals the pid, which viewers list first
         descriptor.thread.thread_name = name
         self._tid += 1
-        self._packets.append(trace.SerializeToString())
+        self._descriptors.append(trace.SerializeToString())
         return int(descriptor.uuid)
 
     def add_counter(self, counter: Counter, end_ps: int) -> None:
@@ -152,7 +210,7 @@ class _TraceWriter:
         descriptor.parent_uuid = self._process_track
         descriptor.name = RESOURCE_TITLES.get(counter.resource, f"{counter.resource} rate (GB/s)")
         descriptor.counter.unit_name = "GB/s"
-        self._packets.append(trace.SerializeToString())
+        self._descriptors.append(trace.SerializeToString())
 
         trace, packet, event = self._sample
         event.track_uuid = descriptor.uuid
@@ -162,7 +220,7 @@ class _TraceWriter:
         for time_ns, bytes_per_us in rate_at_ns.items():
             packet.timestamp = time_ns
             event.double_counter_value = bytes_per_us / BYTES_PER_US_PER_GBPS
-            self._packets.append(trace.SerializeToString())
+            self._events.append((time_ns, trace.SerializeToString()))
 
     def new_flows(self, kernels: Sequence[KernelRun]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
         """Numbers an arrow for each cause of each kernel; returns the arrows out of and into each kernel.
@@ -187,12 +245,16 @@ class _TraceWriter:
         The arrows into it hang on the slice's end: a kernel may begin, and then wait, before its cause does,
         and an arrow must start before it ends.
         """
+        start_ns, end_ns = kernel.start_ps // PS_PER_NS, kernel.end_ps // PS_PER_NS
+        is_instant = start_ns == end_ns  # drawn as an arrow head: a slice without a length would be lost
         trace, packet, event = self._kernel_begin
-        packet.timestamp = kernel.start_ps // PS_PER_NS
+        event.type = self._schema.TrackEvent.TYPE_INSTANT if is_instant else self._schema.TrackEvent.TYPE_SLICE_BEGIN
+        packet.timestamp = start_ns
         event.track_uuid = track
         event.name_iid = self._event_names[name]
         event.category_iids[:] = (self._categories[kernel.kind], self._categories[kernel.stage])
         event.flow_ids[:] = outgoing
+        event.terminating_flow_ids[:] = incoming if is_instant else ()
         values = (
             kernel.index,
             kernel.layer,
@@ -204,29 +266,35 @@ class _TraceWriter:
         )
         for annotation, value in zip(event.debug_annotations, values, strict=True):
             annotation.int_value = value
-        self._packets.append(trace.SerializeToString())
-
+        self._events.append((start_ns, trace.SerializeToString()))
+        if is_instant:
+            return
         if [span.phase for span in kernel.spans] != [Phase.RUN]:
             for span in kernel.spans:
-                self._add_phase(span, track)
+                self.add_slice(Slice(span.phase.value, span.start_ps, span.end_ps), track)
 
         trace, packet, event = self._kernel_end
-        packet.timestamp = kernel.end_ps // PS_PER_NS
+        packet.timestamp = end_ns
         event.track_uuid = track
         event.terminating_flow_ids[:] = incoming
-        self._packets.append(trace.SerializeToString())
+        self._events.append((end_ns, trace.SerializeToString()))
 
-    def _add_phase(self, span: Span, track: int) -> None:
-        trace, packet, event = self._phase_begin
-        packet.timestamp = span.start_ps // PS_PER_NS
+    def add_slice(self, one: Slice, track: int) -> None:
+        """A slice and those inside it; nothing for one that begins and ends in the same nanosecond."""
+        start_ns, end_ns = one.start_ps // PS_PER_NS, one.end_ps // PS_PER_NS
+        if start_ns == end_ns:
+            return
+        trace, packet, event = self._slice_begin
+        packet.timestamp = start_ns
         event.track_uuid = track
-        event.name_iid = self._event_names[span.phase.value]
-        self._packets.append(trace.SerializeToString())
-
-        trace, packet, event = self._phase_end
-        packet.timestamp = span.end_ps // PS_PER_NS
+        event.name_iid = self._event_names[one.name]
+        self._events.append((start_ns, trace.SerializeToString()))
+        for inner in one.inner:
+            self.add_slice(inner, track)
+        trace, packet, event = self._slice_end
+        packet.timestamp = end_ns
         event.track_uuid = track
-        self._packets.append(trace.SerializeToString())
+        self._events.append((end_ns, trace.SerializeToString()))
 
     def _new_track(self) -> tuple[Any, Any]:
         """A trace of one packet that describes a track, and that description."""

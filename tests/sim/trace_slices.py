@@ -21,8 +21,16 @@ class Slice:
     flows_in: list[int] = field(default_factory=list)
 
 
+ABOVE_KERNELS = ("step", "critical path")
+
+
+def kernel_slices(trace_bytes: bytes) -> list[Slice]:
+    """The slices of kernels and of their phases, in order of their begin."""
+    return [one for one in read_slices(trace_bytes) if one.thread not in ABOVE_KERNELS]
+
+
 def read_slices(trace_bytes: bytes) -> list[Slice]:
-    """Every slice, in order of its begin; fails where a viewer would drop or misplace one."""
+    """Every slice, in order of its begin; fails where a viewer would drop or misplace one, or sort packets anew."""
     trace = Trace.FromString(trace_bytes)
     assert {packet.trusted_packet_sequence_id for packet in trace.packet} == {1}
     assert trace.packet[0].sequence_flags == TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
@@ -44,9 +52,11 @@ def read_slices(trace_bytes: bytes) -> list[Slice]:
             threads[track.uuid] = (processes[track.parent_uuid], track.thread.thread_name)
             open_slices[track.uuid] = []
     events = [packet for packet in trace.packet if packet.HasField("track_event")]
-    for packet in sorted(events, key=lambda packet: packet.timestamp):  # stable, as the viewer's sort is
+    times = [packet.timestamp for packet in events]
+    assert times == sorted(times), "packets are not in the order of time"
+    for packet in events:
         event = packet.track_event
-        if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+        if event.type in (TrackEvent.TYPE_SLICE_BEGIN, TrackEvent.TYPE_INSTANT):
             process, thread = threads[event.track_uuid]
             opened = Slice(
                 process,
@@ -62,9 +72,11 @@ def read_slices(trace_bytes: bytes) -> list[Slice]:
             slices.append(opened)
             assert started_flows.isdisjoint(event.flow_ids)
             started_flows.update(event.flow_ids)
-        elif event.type == TrackEvent.TYPE_SLICE_END:
+        if event.type in (TrackEvent.TYPE_SLICE_END, TrackEvent.TYPE_INSTANT):
             closed = open_slices[event.track_uuid].pop()
             closed.end_ns = packet.timestamp
+            is_instant = event.type == TrackEvent.TYPE_INSTANT
+            assert (closed.end_ns == closed.start_ns) == is_instant, "a slice without a length"
             closed.flows_in = list(event.terminating_flow_ids)
             assert started_flows.issuperset(closed.flows_in), "an arrow ends before it starts"
             assert ended_flows.isdisjoint(closed.flows_in)

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 from synthetic_timeline import synthetic_timeline
-from trace_slices import read_slices
+from trace_slices import Slice, kernel_slices, read_slices
 
 from k3sim.errors import UserError
 from k3sim.sim.export.lanes import assign_lanes
+from k3sim.sim.export.nesting import sublayers
 from k3sim.sim.export.perfetto import perfetto_bytes, write_perfetto_trace
+from k3sim.sim.timeline.critical_path import Part, critical_path, waits_ps
 from k3sim.sim.timeline.timeline import Counter, KernelRun, Phase, Span, Timeline
 
 
@@ -35,7 +37,7 @@ def test_a_kernel_slice_holds_its_phases() -> None:
     kernel.spans = [Span(Phase.LAUNCH, 1_999, 4_000), Span(Phase.WEIGHTS, 4_000, 9_000)]
     kernel.hbm_bytes, kernel.sent_bytes, kernel.layer = 70, 5, 1
 
-    outer, launch, weights = read_slices(perfetto_bytes({"fused": timeline_of([kernel])}))
+    outer, launch, weights = kernel_slices(perfetto_bytes({"fused": timeline_of([kernel])}))
 
     assert (outer.process, outer.thread, outer.name) == ("fused rank 0", "main", "stage0 L1")
     assert (outer.start_ns, outer.end_ns, outer.depth) == (1, 9, 0)
@@ -57,7 +59,7 @@ def test_kernels_outside_the_layers_carry_no_layer_number() -> None:
     embedding, head = kernel_of(0, 0, 10), kernel_of(1, 10, 20)
     embedding.layer, head.layer = -1, 2
 
-    slices = read_slices(perfetto_bytes({"a": timeline_of([embedding, head])}))
+    slices = kernel_slices(perfetto_bytes({"a": timeline_of([embedding, head])}))
 
     assert [s.name for s in slices] == ["stage0", "stage1"]
 
@@ -66,7 +68,7 @@ def test_a_measured_kernel_has_no_phases() -> None:
     kernel = kernel_of(0, 0, 9_000)
     kernel.spans = [Span(Phase.RUN, 0, 9_000)]
 
-    assert [s.name for s in read_slices(perfetto_bytes({"measured": timeline_of([kernel])}))] == ["stage0 L0"]
+    assert [s.name for s in kernel_slices(perfetto_bytes({"measured": timeline_of([kernel])}))] == ["stage0 L0"]
 
 
 def test_overlapping_kernels_take_separate_lanes() -> None:
@@ -91,7 +93,7 @@ def test_overlapping_kernels_take_separate_lanes() -> None:
         "side": [4],
     }
     assert list(lanes) == ["main", "main (overlap 1)", "main (overlap 2)", "aux", "host", "side"]
-    slices = read_slices(perfetto_bytes({"a": timeline_of(kernels)}))
+    slices = kernel_slices(perfetto_bytes({"a": timeline_of(kernels)}))
     assert {s.annotations["kernel"]: s.thread for s in slices} == {
         index: lane for lane, members in lanes.items() for index in members
     }
@@ -107,24 +109,71 @@ def test_times_below_a_nanosecond_keep_slices_nested() -> None:
         ]
         kernels.append(kernel)
 
-    slices = read_slices(perfetto_bytes({"a": timeline_of(kernels)}))
+    slices = kernel_slices(perfetto_bytes({"a": timeline_of(kernels)}))
 
-    assert [s.depth for s in slices] == [0, 1, 1] * 40
     assert [s.annotations["kernel"] for s in slices if s.depth == 0] == list(range(40))
+    assert all(s.end_ns > s.start_ns for s in slices if s.depth == 1)
 
 
 def test_durations_of_a_whole_step_add_up() -> None:
     timeline = synthetic_timeline(num_layers=8)
 
-    slices = read_slices(perfetto_bytes({"fused": timeline}))
+    slices = kernel_slices(perfetto_bytes({"fused": timeline}))
 
     kernels = [s for s in slices if s.depth == 0]
-    assert len(slices) - len(kernels) == sum(len(kernel.spans) for kernel in timeline.kernels)
+    shown = [one for run in timeline.kernels for one in run.spans if one.start_ps // 1000 < one.end_ps // 1000]
+    assert len(slices) - len(kernels) == len(shown)
     exact_ps = sum(s.annotations["end_ps"] - s.annotations["start_ps"] for s in kernels)
     assert exact_ps == sum(kernel.duration_ps for kernel in timeline.kernels)
     for lane in {s.thread for s in kernels}:
         on_lane = [s for s in kernels if s.thread == lane]
         assert all(left.end_ns <= right.start_ns for left, right in pairwise(on_lane))
+
+
+def on_thread(timeline: Timeline, thread: str) -> list[Slice]:
+    return [one for one in read_slices(perfetto_bytes({"fused": timeline})) if one.thread == thread]
+
+
+def test_step_layers_and_sublayers_stand_above_kernels() -> None:
+    timeline = synthetic_timeline(num_layers=4)
+    slices = on_thread(timeline, "step")
+    step, *inner = slices
+    assert (step.name, step.depth, step.start_ns) == ("fused step", 0, 0)
+    assert step.end_ns == timeline.step_ps // 1000
+    leaves = [one for one, after in zip(slices, [*slices[1:], step], strict=True) if after.depth <= one.depth]
+    assert all(left.end_ns == right.start_ns for left, right in pairwise(leaves))  # they tile the step
+    assert (leaves[0].start_ns, leaves[-1].end_ns) == (0, step.end_ns)
+    layers = [one for one in inner if one.name.startswith("layer ")]
+    assert [one.name.split()[1] for one in layers] == ["0", "1", "2", "3"]
+    assert {one.depth for one in layers} == {1}
+    assert {one.name for one in leaves} <= {"kda", "mla", "moe", "dense", "start", "head"}
+
+
+def test_the_last_main_kernel_ends_a_sublayer() -> None:
+    ends = {"attn_res.mixer": 100, "kda.o_proj": 250, "attn_res.ffn": 300, "moe.experts": 900}
+    kernels = [kernel_of(number, 0, 1000 * end) for number, end in enumerate(ends.values())]
+    for kernel, stage in zip(kernels, ends, strict=True):
+        kernel.stage = stage
+    late = kernel_of(4, 0, 400_000, stream="aux")
+    late.stage = "attn_res.mixer"
+    found = sublayers([*kernels, late], 1, 950_000)
+    assert [(one.layer, one.name, one.start_ps, one.end_ps) for one in found] == [
+        (0, "kda", 0, 250_000),
+        (0, "moe", 250_000, 950_000),
+    ]
+
+
+def test_the_critical_path_is_a_track_of_its_own() -> None:
+    timeline = synthetic_timeline(num_ranks=2, num_layers=4)
+    slices = on_thread(timeline, "critical path")
+    kernels, parts = ([one for one in slices if one.depth == depth] for depth in (0, 1))
+    assert {one.process for one in slices} == {f"fused rank {timeline.critical_rank}"}
+    assert sum(one.end_ns - one.start_ns for one in kernels) == timeline.step_ps // 1000
+    assert {one.name for one in parts} <= {part.word for part in Part}
+    waits = waits_ps(critical_path(timeline))
+    for part, total_ps in waits.items():
+        shown_ns = sum(one.end_ns - one.start_ns for one in parts if one.name == part.word)
+        assert shown_ns == pytest.approx(total_ps / 1000, abs=len(parts))
 
 
 def test_each_cause_is_one_arrow() -> None:
@@ -135,7 +184,7 @@ def test_each_cause_is_one_arrow() -> None:
         kernel_of(2, 20_000, 30_000, causes=(0, 1, 2)),  # 2: it polls for its own data too
     ]
 
-    slices = {s.annotations["kernel"]: s for s in read_slices(perfetto_bytes({"a": timeline_of(kernels)}))}
+    slices = {s.annotations["kernel"]: s for s in kernel_slices(perfetto_bytes({"a": timeline_of(kernels)}))}
 
     source = {flow: index for index, s in slices.items() for flow in s.flows_out}
     target = {flow: index for index, s in slices.items() for flow in s.flows_in}
@@ -148,7 +197,7 @@ def test_arrows_cross_ranks_and_never_join_two_timelines() -> None:
         receiver.rank = 1
         return timeline_of([sender, receiver])
 
-    slices = read_slices(perfetto_bytes({"stock": two_ranks(), "fused": two_ranks()}))
+    slices = kernel_slices(perfetto_bytes({"stock": two_ranks(), "fused": two_ranks()}))
 
     assert [s.process for s in slices] == ["stock rank 0", "stock rank 1", "fused rank 0", "fused rank 1"]
     senders, receivers = slices[::2], slices[1::2]
