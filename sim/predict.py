@@ -19,6 +19,7 @@ from k3sim.sim.question import Question
 from k3sim.sim.timeline.critical_path import Part, Segment, critical_path, cut, waits_ps
 from k3sim.sim.timeline.fold import Cell, Fold, cells, expand, fold_layers, folded_step_ps
 from k3sim.sim.timeline.timeline import PS_PER_US, Timeline
+from k3sim.sim.units import total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ class Prediction:
         """HBM bytes that moved on the critical rank over what its ceiling could have moved in the step."""
         rank = self.timeline.critical_rank
         counter = next(one for one in self.timeline.counters if one.rank == rank and one.resource == "hbm")
-        moved = sum(
+        moved = total(
             (counter.bytes_until(cell.end_ps) - counter.bytes_until(cell.start_ps)) * len(cell.stands_for)
             for cell in self.cells
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,3 +56,25 @@ def test_the_seed_matters_only_to_sampled_skew(tmp_path: Path, small: str) -> No
 
     assert step_us("a", "--skew", "--seed", "1") != step_us("b", "--skew", "--seed", "2")
     assert step_us("c", "--seed", "1") == step_us("d", "--seed", "2")
+
+
+def other_python() -> str | None:
+    """Another accepted version of Python on this machine."""
+    versions = [f"3.{minor}" for minor in (10, 13, 12, 11) if minor != sys.version_info.minor]
+    installed = [path for version in versions if (path := shutil.which(f"python{version}"))]
+    kept = [str(path) for version in versions for path in Path.home().glob(f".pyenv/versions/{version}.*/bin/python")]
+    found = [*installed, *kept]
+    return next((path for path in found if subprocess.run([path, "-c", "import ensurepip"]).returncode == 0), None)
+
+
+@pytest.mark.slow
+def test_another_python_gives_the_same_bytes() -> None:
+    other, command = other_python(), Path(sys.executable).with_name("k3sim")
+    if other is None or not command.exists():
+        pytest.skip("needs another Python, 3.10 to 3.13, and k3sim installed beside this one")
+    tool = ROOT / "tools" / "same_bytes.py"
+    done = subprocess.run(
+        [sys.executable, str(tool), str(command), other, "--only", "timeline --concurrency 1"],
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, get_annotations, signature
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
@@ -34,7 +34,8 @@ def shared_option(word: str) -> Any:
 def takes_options(command: Callable[..., None], leave_out: Sequence[str] = ()) -> Callable[..., None]:
     """Give a command the options of ``Options``, less those left out; it gets them as one ``Options``."""
     taken = {word: option for word, option in OPTIONS.items() if word not in leave_out}
-    hints = get_type_hints(command, include_extras=True)
+    # Not typing.get_type_hints, which before Python 3.11 hides the annotation of a parameter whose default is None.
+    hints = get_annotations(command, eval_str=True)
     own = [one.replace(annotation=hints[one.name]) for one in signature(command).parameters.values()]
     shared = [
         # The command-line library gives a repeatable option that is not there as None.
