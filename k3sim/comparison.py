@@ -82,6 +82,7 @@ class Comparison:
             "concurrency": question.workload.concurrency,
             "context": question.workload.context,
             "main_path": self.after.label,
+            "compared_with": self.before.label,
             "paths": {side.label: _card(side.prediction, before) for side in (self.before, self.after)},
             "waterfall": [
                 _bar(self.before.label, "total", before, None),

@@ -211,6 +211,8 @@ class Report:
             "model": question.architecture.name,
             "machine": question.machine.title,
             "layout": question.layout.tag,
+            "num_gpus": question.layout.num_gpus,
+            "can_draw": True,
             "concurrency": question.workload.concurrency,
             "context": question.workload.context,
             "main_path": next(iter(self.labelled)),
@@ -324,6 +326,7 @@ def _card(prediction: Prediction, stock: Prediction) -> dict[str, Any]:
     return {
         "step_us": prediction.step_us,
         "tokens_per_s_per_user": prediction.tokens_per_second_per_user,
+        "tokens_per_s_per_gpu": prediction.tokens_per_second_per_gpu,
         "speedup": stock.step_us / prediction.step_us,
         "floor_us": prediction.floor_us,
         "floor_fraction": prediction.floor_us / prediction.step_us,

@@ -22,11 +22,10 @@ MAX_BYTES = 300_000
 # What a still picture has no use for: charts further down, controls, legends of the whole step.
 ONLY_TWO_SECTIONS = """<style>
 main { padding: 16px 20px; }
-.cards, .cards + .facts,
-main > section:not(:has(#waits)):not(:has([data-timeline])), footer, details, .modebar-container,
+header .answer, header .wide, header .wide ~ .facts, .controls, figcaption span,
+main > section:not(:has(#waits)):not(:has([data-timeline])), footer, details,
 section:has([data-timeline]) > p,
-[data-timeline=mla], [data-timeline=step],
-h3:has(+ [data-timeline=mla]), h3:has(+ [data-timeline=step]) { display: none !important; }
+figure:has([data-timeline=mla]), figure:has([data-timeline=step]) { display: none !important; }
 main > section { margin-top: 14px; padding-top: 12px; }
 </style>"""
 

@@ -1,73 +1,59 @@
-"""Colours of the charts: one word has one colour in all of them.
+"""Words and colours of the page: one word for one meaning, and one colour for one word, in tables, legends and charts.
 
-They come in five families: blue for work, gold for launching, green for memory below its speed, orange for latency on
-the chip, purple for the network; grey is the host. A search chose them to keep every two apart for readers with and
-without a colour-vision deficiency.
+The words are those of the waits (``Part``). A phase of a kernel is shown under the word of the part that it counts as;
+one more word says that a kernel waits for another, whose own parts count. So a colour means the same in a timeline and
+in the table above it. Kernels and layers are places, not parts of the time, and are drawn without a colour.
+
+Blue is work, yellow launching, green memory below its speed, orange to red latency on the chip, purple the network and
+grey what is outside the GPU or unknown. A search chose the colours to keep every two apart in CIELAB for readers with
+usual vision, deuteranopia and protanopia (``tests/sim/export/test_colours.py`` measures it).
 """
 
 from __future__ import annotations
 
-INK, MUTED, RULE, ACCENT = "#1c232b", "#5b6672", "#dfe4ea", "#1f5fa8"
-TOTAL, SLOWER, FASTER = "#3b4450", "#b0605a", "#6f9fb3"  # muted: no part of the time has these
+from k3sim.sim.timeline.critical_path import PART_OF_PHASE, Part
+from k3sim.sim.timeline.timeline import Phase
 
-PART_COLOURS = {
-    "weights": "#0253a2",
-    "kv and state": "#6595ff",
-    "l2": "#57c2fc",
-    "compute": "#011d33",
-    "release": "#f8f4a3",
-    "launch": "#fdcf03",
-    "sm slots": "#f0b35c",
-    "ramp": "#acf4cb",
-    "bytes in flight": "#4a9083",
-    "starved": "#19854a",
-    "dependency": "#fb9c87",
-    "drain": "#815602",
-    "latency": "#e76e03",
-    "reduce": "#741717",
-    "send": "#fed6ff",
-    "peers": "#d46dc1",
-    "nvlink flight": "#d46dc1",  # the waits split waiting for peers in two
-    "slower peer": "#380161",
-    "poll": "#6e4477",
-    "host": "#525252",
-    "run": "#b1b7bd",
-    "exchange": "#963cf0",
-    # Parts of the waits that gather several phases, or name one by what it means.
-    "ramp and drain": "#acf4cb",
-    "dependency latency": "#e76e03",
-    "reduction and barrier": "#741717",
-    "side stream": "#19854a",
-    "kernel": "#b1b7bd",
+#: Of a kernel that was launched early, or has no room on the SMs yet. The critical path is in another one meanwhile.
+WAITING = "waits for a kernel"
+_WAITING_MEANING = "launched before its input or its SMs are there: what counts is the kernel that it waits for"
+
+COLOURS = {
+    "weights": "#1d71f8",
+    "KV and state": "#239ffc",
+    "L2": "#80d1f4",
+    "compute": "#394877",
+    "launch": "#e1cc26",
+    "ramp and drain": "#caecbb",
+    "bytes in flight": "#006c4e",
+    "side stream": "#626f23",
+    "dependency latency": "#e79542",
+    "reduction and barrier": "#6d0a11",
+    "NVLink flight": "#b669b7",
+    "slower peer": "#540183",
+    "exchange": "#9a42b8",
+    "host": "#81858b",
+    "kernel": "#b9b6af",
+    WAITING: "#e4ecf2",
 }
-# Groups of stages are places, not parts of time: paler colours of their own (Paul Tol's light scheme).
-GROUP_COLOURS = {
-    "host": "#bbbbbb",
-    "embed": "#aaaa00",
-    "attn_res": "#eedd88",
-    "kda": "#77aadd",
-    "mla": "#ee8866",
-    "dense": "#bbcc33",
-    "moe": "#44bb99",
-    "head": "#ffaabb",
-    "prefetch": "#99ddff",
-}
-OTHER_COLOURS = ("#6c8ebf", "#d79b00", "#9673a6", "#82b366", "#b85450")
+UNKNOWN_COLOUR = "#b9b6af"  # of a word that the table lacks
+MEANINGS = {**{part.word: part.meaning for part in Part}, WAITING: _WAITING_MEANING}
 
 
-def part_colour(part: str) -> str:
-    """The colour of a phase, a part of the waits or a group of stages; by its letters for an unknown word."""
-    word = part.lower()
-    return (
-        PART_COLOURS.get(word)
-        or GROUP_COLOURS.get(word)
-        or OTHER_COLOURS[sum(word.encode()) % len(OTHER_COLOURS)]
-    )
+def word_of_phase(phase: Phase, stream: str) -> str:
+    """The word under which a phase of a kernel on that stream is shown."""
+    if phase is Phase.DEPENDENCY:
+        return WAITING
+    if phase is Phase.PEERS:
+        return Part.SLOWER_PEER.word
+    if phase is Phase.SM_SLOTS:
+        return WAITING if stream == "main" else Part.SIDE_STREAM.word
+    return PART_OF_PHASE[phase].word
 
 
-def stage_group(stage: str) -> str:
-    """The part of a stage's name before the dot, such as ``kda`` of ``kda.in_proj``."""
-    return stage.partition(".")[0]
+def colour_of(word: str) -> str:
+    """The colour of a word of the table, and one grey for all others."""
+    return COLOURS.get(word, UNKNOWN_COLOUR)
 
 
 def ink_on(background: str) -> str:
@@ -76,3 +62,24 @@ def ink_on(background: str) -> str:
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "#ffffff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "#000000"
+
+
+def word_class(word: str) -> str:
+    """The class of elements that show a word: ``w3`` of the fourth of the table, ``unknown`` of one that it lacks."""
+    return f"w{list(COLOURS).index(word)}" if word in COLOURS else "unknown"
+
+
+def style_sheet() -> str:
+    """CSS of the words: the colour as fill and as background, and text that reads on it.
+
+    The colour of ``WAITING`` is the page's, since a reader is not to look at it: near the paper, dark or light.
+    """
+    rules = []
+    for number, (word, colour) in enumerate((*COLOURS.items(), ("", UNKNOWN_COLOUR))):
+        shown, ink = ("var(--waiting)", "var(--waiting-ink)") if word == WAITING else (colour, ink_on(colour))
+        name, text = (f"w{number}", f"t{number}") if word else ("unknown", "unknown-text")
+        rules.append(
+            f".{name} {{ fill: {shown}; background: {shown}; color: {ink}; }}\n"
+            f".timeline .{text} {{ fill: {ink}; }}\n"
+        )
+    return "".join(rules)

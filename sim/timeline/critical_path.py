@@ -73,7 +73,7 @@ _WORDS = {
 
 WORK_PARTS = (Part.WEIGHTS, Part.KV_STATE, Part.L2, Part.COMPUTE)
 
-_PART_OF_PHASE: Mapping[Phase, Part] = {
+PART_OF_PHASE: Mapping[Phase, Part] = {
     Phase.RELEASE: Part.RAMP_DRAIN,
     Phase.LAUNCH: Part.LAUNCH,
     Phase.SM_SLOTS: Part.LAUNCH,
@@ -152,10 +152,10 @@ def _walk_kernel(
             return cause, now
         if span.phase is Phase.DEPENDENCY or (span.phase in (Phase.RELEASE, Phase.REDUCE) and span.cause >= 0):
             cause = runs.get(span.cause)
-            part = _PART_OF_PHASE.get(span.phase, Part.LATENCY)
+            part = PART_OF_PHASE.get(span.phase, Part.LATENCY)
             attribute(max(0, span.cause_ps), part, run.index)
             return cause, min(now, span.cause_ps)
-        part = _PART_OF_PHASE[span.phase]
+        part = PART_OF_PHASE[span.phase]
         if span.phase is Phase.SM_SLOTS:
             if run.stream == "main" and span.cause in runs:
                 # The SMs had a kernel that did its own part of the step: the walk resumes with what that one did.

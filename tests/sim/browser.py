@@ -14,7 +14,7 @@ from tools.picture import CHROMIUM_OPTIONS
 CHROMIUM = shutil.which("chromium")
 
 
-def open_in_browser(path: Path, tmp_path: Path) -> tuple[str, list[str]]:
+def open_in_browser(path: Path, tmp_path: Path, width: int = 1280) -> tuple[str, list[str]]:
     """The document after its scripts ran, and the lines of the console. No host name resolves."""
     if CHROMIUM is None:
         if os.environ.get("K3SIM_REQUIRE_CHROMIUM") == "1":
@@ -27,7 +27,7 @@ def open_in_browser(path: Path, tmp_path: Path) -> tuple[str, list[str]]:
             f"--user-data-dir={tmp_path / 'browser'}",
             "--enable-logging=stderr",
             "--v=0",
-            "--window-size=1280,4200",
+            f"--window-size={width},4200",
             "--dump-dom",
             path.as_uri(),
         ],

@@ -7,6 +7,7 @@ from typing import Any
 
 from synthetic_timeline import synthetic_timeline
 
+from k3sim.sim.export.colours import word_of_phase
 from k3sim.sim.timeline.timeline import PS_PER_US, Timeline
 
 
@@ -28,10 +29,11 @@ def synthetic_report(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
         for kernel in timeline.of_rank(0):
             for span in kernel.spans:
                 us = (span.end_ps - span.start_ps) / PS_PER_US
-                parts[span.phase.value] = parts.get(span.phase.value, 0.0) + us
+                word = word_of_phase(span.phase, kernel.stream)
+                parts[word] = parts.get(word, 0.0) + us
         scale = timeline.step_us / sum(parts.values())
         floor_us = sum(k.hbm_bytes for k in timeline.of_rank(0)) / 7e6
-        work = [part for part in ("weights", "kv and state", "l2", "compute") if part in parts]
+        work = [part for part in ("weights", "KV and state", "L2", "compute") if part in parts]
         order = [*work, *(part for part in parts if part not in work)]
         paths[label] = {
             "step_us": timeline.step_us,
@@ -63,8 +65,8 @@ def synthetic_report(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
                 "delta_us": delta_us,
                 "waits_delta_us": {
                     "launch": 0.6 * delta_us,
-                    "latency": 0.5 * delta_us,
-                    "peers": -0.1 * delta_us,
+                    "dependency latency": 0.5 * delta_us,
+                    "slower peer": -0.1 * delta_us,
                 },
             }
         )
@@ -96,7 +98,7 @@ def synthetic_report(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
         "critical_path": [
             {"stage": "moe.latent_down", "part": "weights", "us": 611.2},
             {"stage": "kda.in_proj", "part": "weights", "us": 602.0},
-            {"stage": "kda.o_proj", "part": "peers", "us": 188.4},
+            {"stage": "kda.o_proj", "part": "NVLink flight", "us": 188.4},
         ],
         "command": "k3sim timeline --model kimi-k3 --machine gb300 --layout tp16ep1dcp1 --concurrency 1",
         "versions": {"k3sim": "0.1.0", "python": "3.11.7", "machine profile": "gb300 of 2026-11"},
@@ -109,13 +111,13 @@ def synthetic_report(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
                 "source": "https://example.org/stream-on-gb300, read of 1 GiB",
             },
             {
-                "field": "launch_gap_us",
-                "value": 0.87,
-                "unit": "µs",
+                "field": "launch_latency_s",
+                "value": 0.87e-6,
+                "unit": "s",
                 "kind": "fitted",
                 "source": "k3opt kernel table",
             },
         ],
         "not_modelled": ["prefill", "clock changes under a power cap", "requests that end within the step"],
-        "glossary": {"weights": "weights at HBM speed", "peers": "polls for data of other ranks"},
+        "glossary": {"weights": "weights at HBM speed", "NVLink flight": "data on its way to peers"},
     }

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import combinations
 
 import pytest
 
-from k3sim.sim.export.colours import GROUP_COLOURS, PART_COLOURS, part_colour
-from k3sim.sim.export.figures import waits_figure
+from k3sim.sim.export.colours import (
+    COLOURS,
+    MEANINGS,
+    UNKNOWN_COLOUR,
+    WAITING,
+    colour_of,
+    ink_on,
+    style_sheet,
+    word_class,
+    word_of_phase,
+)
+from k3sim.sim.export.html import asset
+from k3sim.sim.timeline.critical_path import Part
 from k3sim.sim.timeline.timeline import Phase
 
 # What a colour becomes for a reader without green or red cones, on linear RGB. Source: Machado, Oliveira and
@@ -47,26 +59,67 @@ def cielab(rgb: list[float]) -> tuple[float, float, float]:
     return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
 
 
-@pytest.mark.parametrize("vision", VISIONS)
-def test_no_two_phases_look_alike(vision: str) -> None:
-    def seen(colour: str) -> tuple[float, float, float]:
-        rgb = linear_rgb(colour)
-        return cielab([sum(m * c for m, c in zip(row, rgb, strict=True)) for row in VISIONS[vision]])
+def seen(colour: str, vision: str) -> tuple[float, float, float]:
+    rgb = linear_rgb(colour)
+    return cielab([sum(m * c for m, c in zip(row, rgb, strict=True)) for row in VISIONS[vision]])
 
-    phases = {phase.value: seen(PART_COLOURS[phase.value]) for phase in Phase}
-    distance, *pair = min((math.dist(phases[a], phases[b]), a, b) for a, b in combinations(phases, 2))
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2: from 1 to 21; level AA asks for 4.5 of text."""
+    dark, light = sorted(luminance(linear_rgb(colour)) for colour in (one, other))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def themes() -> dict[str, dict[str, str]]:
+    """The colours by name of the page: light, and dark with what it changes."""
+    light, dark = (
+        dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
+        for block in re.findall(r":root[^{]*\{(.*?)\}", asset("page.css"), re.DOTALL)
+    )
+    return {"light": light, "dark": light | dark}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("vision", VISIONS)
+def test_no_two_words_look_alike(vision: str, theme: str) -> None:
+    shown = COLOURS | {WAITING: themes()[theme]["waiting"]}
+
+    points = {word: seen(colour, vision) for word, colour in shown.items()}
+
+    distance, *pair = min((math.dist(points[a], points[b]), a, b) for a, b in combinations(points, 2))
     assert distance > 18, pair  # CIELAB; 2 is just noticeable side by side
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_of_the_page_is_legible(theme: str) -> None:
+    named = themes()[theme]
+
+    pairs = [(ink, "paper") for ink in ("ink", "muted", "accent")]
+    pairs += [("kernel-ink", bar) for bar in ("kernel", "kernel-odd", "hit")]
+    pairs += [("waiting-ink", "waiting"), ("ink", "code"), ("muted", "code")]
+    faint = {pair: contrast(named[pair[0]], named[pair[1]]) for pair in pairs}
+    assert {pair: ratio for pair, ratio in faint.items() if ratio < 4.5} == {}
+
+
+def test_text_on_every_colour_is_legible() -> None:
+    assert min(contrast(colour, ink_on(colour)) for colour in (*COLOURS.values(), UNKNOWN_COLOUR)) >= 4.5
+
+
+def test_every_phase_and_part_has_a_colour() -> None:
+    words = {part.word for part in Part}
+    words |= {word_of_phase(phase, stream) for phase in Phase for stream in ("main", "aux")}
+
+    assert words == set(COLOURS) == set(MEANINGS)
+
+
+def test_an_unknown_word_is_grey() -> None:
+    assert colour_of("something new") == UNKNOWN_COLOUR
+    assert word_class("something new") == "unknown"
+
+
 def test_a_word_has_one_colour() -> None:
-    assert part_colour("Weights") == PART_COLOURS["weights"]
-    assert part_colour("something new") == part_colour("something new")
-    assert set(PART_COLOURS.values()).isdisjoint(GROUP_COLOURS.values())
-
-
-def test_text_on_a_bar_is_legible() -> None:
-    for part in PART_COLOURS:
-        (trace,) = waits_figure({"fused": {part: 1.0}})["data"]
-        colours = (trace["marker"]["color"], trace["insidetextfont"]["color"])
-        dark, light = sorted(luminance(linear_rgb(colour)) for colour in colours)
-        assert (light + 0.05) / (dark + 0.05) >= 4.5, part  # WCAG 2, level AA
+    assert len(set(COLOURS.values())) == len(COLOURS)
+    sheet = style_sheet()
+    for word, colour in COLOURS.items():
+        shown = "var(--waiting)" if word == WAITING else colour
+        assert f".{word_class(word)} {{ fill: {shown}; background: {shown};" in sheet

@@ -1,0 +1,155 @@
+"""What the charts of a timeline are drawn from: kernels, phases, critical path and rates of one rank, as plain lists.
+
+The page holds every kernel of the step with its phases, because a reader may zoom into any of them. Layers repeat, so
+phases are stored once for all kernels with the same ones, relative to their kernel's start. Times are integer
+picoseconds, so that nothing is lost between the timeline and the screen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+from k3sim.sim.export.colours import word_of_phase
+from k3sim.sim.export.lanes import assign_lanes
+from k3sim.sim.timeline.critical_path import Part, critical_path
+from k3sim.sim.timeline.timeline import Counter, KernelRun, Phase, Span, Timeline
+
+RATES = {"hbm": "HBM", "nvlink egress": "NVLink out"}  # resource -> name of its chart
+
+Pattern = tuple[tuple[int, int, str, str], ...]  # offset from the kernel's start and length in ps, word, phase
+
+
+def timeline_data(timeline: Timeline) -> dict[str, Any]:
+    """The critical rank of a timeline as ``timeline.js`` reads it.
+
+    ``kernels`` holds a list a column, in order of start; ``patterns`` the phases of a kernel as offset and length in
+    ps, word, and phase; words, phases and stages are numbers of the lists of these names.
+    """
+    rank = timeline.critical_rank
+    lanes = assign_lanes(timeline.of_rank(rank))
+    placed = sorted(
+        ((kernel, row) for row, lane in enumerate(lanes.values()) for kernel in lane),
+        key=lambda item: (item[0].start_ps, item[0].index),
+    )
+    stages = _Numbered()
+    patterns: dict[Pattern, int] = {}
+    words, phases = _Numbered(), _Numbered()
+    columns: dict[str, list[int]] = {
+        name: [] for name in ("stage", "lane", "layer", "start", "length", "pattern", "hbm", "l2", "sent")
+    }
+    number_of: dict[int, int] = {}  # index of a kernel to its place in the columns
+    for number, (kernel, row) in enumerate(placed):
+        number_of[kernel.index] = number
+        pattern = _pattern(kernel)
+        values = (
+            stages[kernel.stage],
+            row,
+            kernel.layer,
+            kernel.start_ps,
+            kernel.duration_ps,
+            patterns.setdefault(pattern, len(patterns)),
+            kernel.hbm_bytes,
+            kernel.l2_bytes,
+            kernel.sent_bytes,
+        )
+        for column, value in zip(columns.values(), values, strict=True):
+            column.append(value)
+    columns["start"] = _differences(columns["start"])
+    return {
+        "step": timeline.step_ps,
+        "num_layers": timeline.num_layers,
+        "layers": _layers(timeline),
+        "lanes": list(lanes),
+        "kernels": columns,
+        "patterns": [[[at, length, words[word], phases[phase]] for at, length, word, phase in one] for one in patterns],
+        "path": _path(timeline, number_of, words),
+        "rates": _rates(timeline.counters, rank, timeline.step_ps),
+        "stages": list(stages),
+        "words": list(words),
+        "phases": list(phases),
+    }
+
+
+def layer_window(timeline: Timeline, layer: int) -> tuple[int, int] | None:
+    """When a layer runs on the critical rank, in ps. None where the timeline has no kernel of it."""
+    of_layer = [kernel for kernel in timeline.of_rank(timeline.critical_rank) if kernel.layer == layer]
+    # A prefetch runs in an earlier layer; the main stream says when this one happens.
+    extent = [kernel for kernel in of_layer if kernel.stream == "main"] or of_layer
+    return (min(k.start_ps for k in extent), max(k.end_ps for k in extent)) if extent else None
+
+
+def _layers(timeline: Timeline) -> list[dict[str, Any]]:
+    """Layers as stretches that tile the step: each ends with its last kernel on the main stream."""
+    ends: dict[int, tuple[int, str]] = {}
+    for kernel in timeline.of_rank(timeline.critical_rank):
+        if kernel.stream in ("main", "host"):
+            end_ps = max(kernel.end_ps, ends.get(kernel.layer, (0, ""))[0])
+            ends[kernel.layer] = (end_ps, kernel.kind)
+    found, now = [], 0
+    for layer, (end_ps, kind) in sorted(ends.items()):
+        inside = 0 <= layer < timeline.num_layers
+        names = [f"layer {layer} ({kind})", f"{layer} {kind}", str(layer)] if inside else [kind]
+        found.append({"names": names, "start": now, "end": end_ps})
+        now = end_ps
+    return found
+
+
+class _Numbered(dict[str, int]):
+    """Strings by number, in order of first use."""
+
+    def __missing__(self, text: str) -> int:
+        self[text] = len(self)
+        return self[text]
+
+
+def _pattern(kernel: KernelRun) -> Pattern:
+    """The phases of a kernel that take time, each under the word that the waits have for it."""
+    return tuple(
+        (start_ps - kernel.start_ps, end_ps - start_ps, word, span.phase.value)
+        for span in kernel.spans
+        for word, start_ps, end_ps in _worded(span, kernel.stream)
+        if end_ps > start_ps
+    )
+
+
+def _worded(span: Span, stream: str) -> Iterable[tuple[str, int, int]]:
+    """A span under the words of the waits: for peers it waits until its own data arrived, and then for a slower one."""
+    if span.phase is Phase.PEERS:
+        arrival_ps = min(max(span.start_ps, span.arrival_ps), span.end_ps)
+        yield Part.NVLINK.word, span.start_ps, arrival_ps
+        yield Part.SLOWER_PEER.word, arrival_ps, span.end_ps
+    else:
+        yield word_of_phase(span.phase, stream), span.start_ps, span.end_ps
+
+
+def _path(timeline: Timeline, number_of: Mapping[int, int], words: _Numbered) -> dict[str, list[int]]:
+    """The critical path from 0 to the end of the step: length in ps, word, and kernel (-1: none) of each segment."""
+    segments = critical_path(timeline)
+    return {
+        "length": [segment.end_ps - segment.start_ps for segment in segments],
+        "word": [words[segment.part.word] for segment in segments],
+        "kernel": [number_of.get(segment.kernel, -1) for segment in segments],
+    }
+
+
+def _rates(counters: Iterable[Counter], rank: int, step_ps: int) -> list[dict[str, Any]]:
+    """Steps of each rate that has a chart: since the step before (ps), and bytes per microsecond from then on."""
+    found = {counter.resource: counter for counter in counters if counter.rank == rank}
+    return [
+        {
+            "name": name,
+            "capacity": found[resource].capacity_bytes_per_us,
+            "time": _differences([time_ps for time_ps, _ in found[resource].steps]),
+            "rate": [rate for _, rate in found[resource].steps],
+            "end": step_ps,
+        }
+        for resource, name in RATES.items()
+        if resource in found and found[resource].steps
+    ]
+
+
+def _differences(values: list[int]) -> list[int]:
+    """The first value, and of all others what they have more than the one before: short numbers, which pack well."""
+    return values[:1] + [after - before for before, after in pairwise(values)]
