@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "kernels.costs": ("model", "kernels.work", "kernels.folders"),
     "kernels.toolchain": ("kernels.work", "kernels.folders"),
     "kernels.device": ("kernels.toolchain", "kernels.folders"),
-    "kernels.harness": ("kernels.work", "kernels.folders", "kernels.toolchain", "kernels.device"),
+    "kernels.harness": ("model.documents", "kernels.work", "kernels.folders", "kernels.toolchain", "kernels.device"),
     "kernels.*": (
         "model", "kernels.work", "kernels.*.configuration", "kernels.*.cost", "kernels.*.public", "kernels.toolchain",
         "kernels.device", "kernels.harness",
@@ -66,7 +66,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "sim.export": ("sim.quantities", "sim.timeline", "sim.export.document"),
     # Whether that is true. What measures runs kernels; a fit states what was read, and a comparison predicts.
     "calibrate": ("model.documents", "calibrate.probes"),
-    "calibrate.probes": ("kernels.*", "kernels.harness", "kernels.multi_gpu"),
+    "calibrate.probes": ("model.documents", "kernels.*", "kernels.harness", "kernels.multi_gpu"),
     "calibrate.evidence": ("model.documents", "model.paths", "kernels.costs", "sim"),
     "calibrate.decode": (
         "model", "model.documents", "model.paths", "kernels.costs", "kernels.device", "kernels.harness",

@@ -13,6 +13,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
 from typing import Any, TypeVar
@@ -59,6 +60,10 @@ def run_jobs(
     pool = ProcessPoolExecutor(workers, initializer=_attend, initargs=(asked_to_stop,))
     try:
         yield from _in_order([pool.submit(task) for task in tasks], on_done)
+    except BrokenProcessPool:
+        raise UserError(
+            f"one of {workers} worker processes was ended from outside, for want of memory perhaps; give fewer --jobs"
+        ) from None
     except BaseException:  # Ctrl-C and a caller that stops half-way among them
         stop.send_bytes(b"stop")
         pool.shutdown(wait=False, cancel_futures=True)

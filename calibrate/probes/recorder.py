@@ -13,6 +13,8 @@ from typing import Any
 
 from k3sim.calibrate.probes.clocks import Clocks
 from k3sim.calibrate.probes.gpu import Gpu
+from k3sim.model.documents.document import Accepted, read_json
+from k3sim.model.documents.kinds import Kind
 
 SCHEMA_VERSION = 2
 MOST_KEPT = 2000  # of more values (single loads, not repetitions) the percentiles 0 to 100 are kept
@@ -110,8 +112,11 @@ def cases_of(path: Path, head: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Cases of an earlier run with the same head, none where there is no file; raises CannotResume otherwise."""
     if not path.exists():
         return []
+    accepted = Accepted(what="a file of probes", kinds=(Kind.PROBES,), most_bytes=32 << 20)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        read = read_json(path, accepted)
+        read.settle()
+        document = read.value
         was = {name: document[name] for name in ("schema_version", "gpu", "quick", "torch")}
         cases: list[dict[str, Any]] = document["cases"]
         whole = document["checksum"] == checksum(document)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import datetime
 import gc
-import json
 import re
 import subprocess
 import time
@@ -26,6 +25,8 @@ from k3sim.errors import UserError
 from k3sim.kernels.harness.bench import Timing, environment, sample_row, time_twice, write_samples
 from k3sim.kernels.harness.cases import Call, Case, Timed, cases_of
 from k3sim.kernels.harness.check import require_gpu
+from k3sim.model.documents.document import Accepted, read_json
+from k3sim.model.documents.kinds import Kind
 
 NUM_REPLAYS = 200
 PEER_SHARE = 2  # peers are replayed half as often, which halves their part of the file and of the time
@@ -193,8 +194,11 @@ def rows_of(path: Path, gpu: str) -> list[Row]:
     """Rows of an earlier file, none where it does not exist. Raises UserError if it is of another GPU or unreadable."""
     if not path.exists():
         return []
+    accepted = Accepted(what="what it wrote", kinds=(Kind.KERNEL_TIMES,), most_bytes=32 << 20)
     try:
-        document = json.loads(path.read_text())
+        read = read_json(path, accepted)
+        read.settle()
+        document = read.value
         was, rows = document["environment"]["gpu"], document["timings"]
         for row in rows:
             row["operator"], row["case"]

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 
 from k3sim.errors import UserError
+from k3sim.kernels.toolchain.child import end_with_parent
 
 GRACE_S = 15.0
 TIMED_OUT = 124  # exit status, as of timeout(1)
@@ -61,7 +62,9 @@ def run_processes(module: str, arguments: Sequence[str], count: int, *, timeout_
     port = free_port()
     running = [
         subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], env={**os.environ, **environment_of(rank, count, port)}
+            [sys.executable, "-m", module, *arguments],
+            env={**os.environ, **environment_of(rank, count, port)},
+            preexec_fn=end_with_parent,
         )
         for rank in range(count)
     ]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.errors import UserError
+from k3sim.kernels.toolchain.child import end_with_parent
 from k3sim.kernels.toolchain.compile_cache import ARCHITECTURES, get_cutlass
 
 MANIFEST_VERSION = 1
@@ -65,7 +66,12 @@ def _run_worker(architecture: str, folder: Path, operators: Sequence[str]) -> It
     command = [*worker, "--out", str(folder), *operators]
     environment = {**os.environ, "CUTE_DSL_ARCH": architecture, "CUTE_DSL_KEEP": "cubin"}
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=end_with_parent,
     ) as running:
         assert running.stdout is not None and running.stderr is not None
         for line in running.stdout:

@@ -133,3 +133,12 @@ def test_the_number_of_jobs_changes_no_result() -> None:
         for jobs in (1, 3)
     )
     assert one == three and len(one[0].rows) == 5 and len(one[1]) == 8
+
+
+def die(number: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_worker_is_one_line() -> None:
+    with pytest.raises(UserError, match="one of 2 worker processes was ended from outside"):
+        list(run_jobs([partial(die, number) for number in range(4)], jobs=2))
