@@ -9,6 +9,8 @@ The seed and the number of an invocation give it again: ``--seed 7 --only 123``.
 from __future__ import annotations
 
 import argparse
+import gc
+import io
 import os
 import shutil
 import subprocess
@@ -16,10 +18,13 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
-from invocations import Invocation, Originals, drawn
+from invocations import TAKES_FILE, Invocation, Originals, drawn
 from outcomes import FAULTS, Outcome, run_alone, run_forked
+
+from k3sim.cli import main as k3sim_main
 
 MODULES = (
     "k3sim.app",
@@ -54,16 +59,38 @@ MODULES = (
     "k3sim.sim.export.perfetto",
     "rich.table",
     "rich.progress",
+    "scipy.optimize",
 )
+
+#: A file of each kind that lacks nearly all.
+FAULTY = (
+    '{"values": {}, "name": "x"}', '{"model_type": "x"}', '{"step_us": 1, "stages": [{}]}',
+    '{"step_us": 1, "measured": true, "stages": [{}]}', '{"records": [{"kind": "step"}, {"kind": "kernel"}]}',
+    '{"claim": "x", "figures": [{}]}', '{"cases": [{}], "gpu": "x"}', '{"timings": [{}], "environment": {}}',
+    "hardware,op,shape,dtype,condition,time_us,notes,source_url\nB200,gemm,M=1 N=8 K=8,,,x,,\n",
+)  # fmt: skip
 
 
 def prepare(folder: Path) -> Originals:
-    """Good files of this version, written by it, and the modules that commands import."""
+    """Good files of this version, written by it; every module is imported and every model of a file built here.
+
+    What is done here once no copy of this process does again: a refusal takes ten milliseconds then.
+    """
     for name in MODULES:
         __import__(name)
+    fault = Path(folder) / "fault.json"
+    fault.parent.mkdir()
+    for content in FAULTY:
+        fault.write_text(content)
+        for command in (*TAKES_FILE, "timeline --tp"):
+            with suppress(SystemExit), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                k3sim_main([*command.split(), str(fault)])
     command = [sys.executable, "-m", "k3sim", "timeline", "--out", str(folder)]
     subprocess.run(command, check=True, capture_output=True)
-    return Originals.of(folder)
+    originals = Originals.of(folder)
+    gc.collect()
+    gc.freeze()
+    return originals
 
 
 def run(invocation: Invocation, place: Path) -> Outcome:
