@@ -13,12 +13,15 @@ Options have the names of the command line; see ``k3sim.Options``.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
 from k3sim.errors import UserError
 from k3sim.version import VERSION as __version__
 
+# Not of ``typing``, whose import is a third of the time in which Ctrl-C would still find nobody (``cli.py``).
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     import pandas
 
     from k3sim.report import Report

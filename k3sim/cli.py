@@ -4,18 +4,21 @@ Exit status: 0 ok, 1 a kernel that fails its check, 2 bad input or output that c
 error), 130 interrupted; 141 where the reader of a pipe left, and 128 and the number of a signal that ended the run, as
 shells have it.
 
-Nothing but the standard library is imported before ``main`` has begun, so that Ctrl-C finds somebody from then on.
+Next to nothing is imported before ``main`` has begun, and from then on Ctrl-C finds somebody.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
 
 from k3sim.errors import UserError
 from k3sim.streams import OutputLost, settle_streams
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, NoReturn
 
 #: In the order of the help; each is a module of ``k3sim/commands`` that holds a command, or a group, of its name.
 COMMANDS = (

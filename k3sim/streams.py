@@ -12,7 +12,10 @@ import errno
 import io
 import os
 import sys
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class OutputLost(Exception):

@@ -84,7 +84,8 @@ def _run(body: object, work: Path, streams: str) -> Outcome:
     if peak_bytes > MOST_BYTES:
         faults.append("memory")
     left = _listing(work) - before
-    if any(temporary.iterdir()) or any(".partial" in one for one in left) or (status in (2, 130) and left):
+    refused = status in (2, 130) and not streams  # an answer that cannot be printed has written its files
+    if any(temporary.iterdir()) or any(".partial" in one for one in left) or (refused and left):
         faults.append("left")
     if _outlived(pid):
         faults.append("left")
