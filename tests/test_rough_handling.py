@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -116,6 +117,13 @@ def test_a_refused_calibration_leaves_nothing(work: Path, capsys: Capture) -> No
     assert run("calibrate", "--from", "s.json", "--out", "deep/out", "--machine-out", "m.json") == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert left(work) == ["s.json"]
+
+
+@pytest.mark.skipif(find_spec("cutlass") is not None, reason="nvidia-cutlass-dsl is installed")
+def test_a_refused_build_leaves_nothing(work: Path, capsys: Capture) -> None:
+    assert run("kernels", "build", "router_topk", "--arch", "sm_90a") == 2
+    assert "nvidia-cutlass-dsl is not installed" in capsys.readouterr().err
+    assert left(work) == []
 
 
 def test_a_profile_never_lacks_its_page(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

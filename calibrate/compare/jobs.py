@@ -84,6 +84,8 @@ def _in_order(futures: Sequence[Future[Any]], on_done: OnDone) -> Iterator[Any]:
 def _attend(asked_to_stop: Connection) -> None:
     """In a worker: leave the keyboard to the parent, and end when it asks or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for one in (signal.SIGTERM, signal.SIGHUP):  # which the command line unwinds the parent by
+        signal.signal(one, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None
 

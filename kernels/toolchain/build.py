@@ -20,7 +20,7 @@ from typing import Any
 
 from k3sim.errors import UserError
 from k3sim.kernels.toolchain.child import end_with_parent
-from k3sim.kernels.toolchain.compile_cache import ARCHITECTURES, get_cutlass
+from k3sim.kernels.toolchain.compile_cache import ARCHITECTURES, get_cutlass, require_cutlass
 
 MANIFEST_VERSION = 1
 # Together, since nvdisasm starts slowly; few enough that their lines come every few seconds.
@@ -88,8 +88,10 @@ def _run_worker(architecture: str, folder: Path, operators: Sequence[str]) -> It
 def worker(architecture: str, folder: Path, operators: Sequence[str]) -> None:
     """Compile the catalogue for one architecture; one JSON line a kernel on standard output."""
     from k3sim.kernels.toolchain.catalogue import BUILDS
-    from k3sim.kernels.toolchain.machine_code import kernel_codes
+    from k3sim.kernels.toolchain.machine_code import disassembler, kernel_codes
 
+    require_cutlass()
+    disassembler()
     os.environ["CUTE_DSL_DUMP_DIR"] = str(folder / "dump")
     (folder / "dump").mkdir(parents=True, exist_ok=True)
     get_cutlass()

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Hashable, Mapping
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # that wants more shared memory than that finds no room until they have left: a block of 200 KB enters beside one of
 # 8 KB where that one's kernel asked for all (H200, ``k3sim calibrate``, probe ``residency``).
 ALL_SHARED = 100
+NO_CUTLASS = "nvidia-cutlass-dsl is not installed: pip install 'k3sim[gpu]'"
 ARCHITECTURES = ("sm_90a", "sm_100a", "sm_103a")
 _OF_CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100a", (10, 3): "sm_103a"}
 
@@ -52,13 +54,19 @@ def architecture() -> str:
     return _OF_CAPABILITY[capability]
 
 
+def require_cutlass() -> None:
+    """Raise UserError where ``cutlass`` is not installed; imports nothing."""
+    if find_spec("cutlass") is None:
+        raise UserError(NO_CUTLASS)
+
+
 def get_cutlass() -> ModuleType:
     """The ``cutlass`` module, imported for this process's architecture. Raises UserError if it is not installed."""
     os.environ.setdefault("CUTE_DSL_ARCH", architecture())
     try:
         import cutlass
     except ImportError as missing:
-        raise UserError("nvidia-cutlass-dsl is not installed: pip install 'k3sim[gpu]'") from missing
+        raise UserError(NO_CUTLASS) from missing
     return cutlass  # type: ignore[no-any-return]
 
 
