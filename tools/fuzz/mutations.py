@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 from collections.abc import Callable
@@ -123,6 +124,11 @@ WORDS = (
 )
 
 
+def nasty(random: Random) -> Any:
+    """A value that few fields expect, in a copy of its own: later faults go into it."""
+    return copy.deepcopy(random.choice(NASTY))
+
+
 def mutated_file(random: Random, document: Any) -> bytes:
     """A document with one to four faults of values or fields; in one of five cases its bytes are at fault too."""
     document = json.loads(json.dumps(document))
@@ -150,7 +156,7 @@ def mutate_value(random: Random, document: Any) -> None:
 
 
 def _replace(random: Random, holder: Any, key: Any) -> None:
-    holder[key] = random.choice(NASTY)
+    holder[key] = nasty(random)
 
 
 def _scale(random: Random, holder: Any, key: Any) -> None:
@@ -158,13 +164,13 @@ def _scale(random: Random, holder: Any, key: Any) -> None:
     if isinstance(given, dict):  # value, low and high of a profile's entry together
         factor = 10.0 ** random.randint(-15, 15)
         for name, one in given.items():
-            if isinstance(one, int | float) and not isinstance(one, bool):
-                given[name] = type(one)(one * factor) if abs(one * factor) < 1e300 else 0
-    elif isinstance(given, int | float) and not isinstance(given, bool):
+            if isinstance(one, int | float) and not isinstance(one, bool) and abs(one) < 1e280:
+                given[name] = type(one)(one * factor)
+    elif isinstance(given, int | float) and not isinstance(given, bool) and abs(given) < 1e300:
         found = given * random.choice((0.5, 2.0, -1.0, 10.0 ** random.randint(-15, 15)))
         holder[key] = int(found) if isinstance(given, int) and abs(found) < 1e300 else found
     else:
-        holder[key] = random.choice(NASTY)
+        holder[key] = nasty(random)
 
 
 def _remove(random: Random, holder: Any, key: Any) -> None:
@@ -174,10 +180,10 @@ def _remove(random: Random, holder: Any, key: Any) -> None:
 def _add(random: Random, holder: Any, key: Any) -> None:
     if isinstance(holder, dict):
         holder[random.choice(("extra", "", f"{key}s", str(key).upper(), "x" * 500, "\ud800", "welded"))] = (
-            random.choice(NASTY)
+            nasty(random)
         )
     else:
-        holder.insert(key, random.choice(NASTY))
+        holder.insert(key, nasty(random))
 
 
 def _rename(random: Random, holder: Any, key: Any) -> None:
