@@ -254,11 +254,13 @@ def report_of(options: Options, on_done: OnDone = ignore_progress) -> Report:
     question = ask(options)
     path, switches = question.path, frozenset(SWITCHES)
     of_its_own = path.name == "fused" and path.switches != switches
-    # The ladder, each switch taken away, the megakernel; where ranks are sampled, stock and fused once more.
-    num_predictions = (1 + len(switches)) + len(switches) + 1 + (0 if question.folded else 2) + of_its_own
+    # The ladder; each switch taken away, but the last, which the ladder has; the megakernel; where ranks are sampled,
+    # stock and fused once more.
+    num_predictions = (1 + len(switches)) + (len(switches) - 1) + 1 + (0 if question.folded else 2) + of_its_own
     answer = _counted(num_predictions, on_done)
     steps = ladder(question.expected(), answer)
-    known = {step.path.switches: step for _, step in steps} if question.folded else {}
+    expected = {step.path.switches: step for _, step in steps}
+    known = expected if question.folded else {}
     stock = known.get(frozenset()) or answer(on_path(question, "stock"))
     fused = known.get(switches) or answer(on_path(question, "fused"))
     megakernel = answer(on_path(question, "megakernel"))
@@ -269,7 +271,7 @@ def report_of(options: Options, on_done: OnDone = ignore_progress) -> Report:
         fused=fused,
         megakernel=megakernel,
         ladder=tuple(steps),
-        leave_one_out=tuple(leave_one_out(question.expected(), answer)),
+        leave_one_out=tuple(leave_one_out(question.expected(), answer, expected)),
         command=options.command(),
     )
 

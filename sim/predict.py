@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -161,9 +161,12 @@ def ladder(question: Question, answer: Answer = predict) -> list[tuple[str, Pred
     return steps
 
 
-def leave_one_out(question: Question, answer: Answer = predict) -> list[tuple[str, Prediction]]:
-    """The full fused path with each switch taken away."""
-    return [(switch, answer(on_path(question, "fused", without=(switch,)))) for switch in SWITCHES]
+def leave_one_out(
+    question: Question, answer: Answer = predict, known: Mapping[frozenset[str], Prediction] | None = None
+) -> list[tuple[str, Prediction]]:
+    """The full fused path with each switch taken away. ``known``: predictions of the same question, by what is on."""
+    without = [(switch, on_path(question, "fused", without=(switch,))) for switch in SWITCHES]
+    return [(switch, (known or {}).get(one.path.switches) or answer(one)) for switch, one in without]
 
 
 def on_path(question: Question, name: str, **switches: tuple[str, ...]) -> Question:

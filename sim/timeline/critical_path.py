@@ -8,7 +8,7 @@ so the parts sum to it exactly, in integer picoseconds.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -181,9 +181,11 @@ def waits_ps(segments: Iterable[Segment]) -> dict[Part, int]:
 
 
 def cut(segments: Sequence[Segment], start_ps: int, end_ps: int) -> list[Segment]:
-    """The segments between two times, those at the edges shortened."""
-    return [
-        Segment(max(one.start_ps, start_ps), min(one.end_ps, end_ps), one.part, one.kernel)
-        for one in segments
-        if one.end_ps > start_ps and one.start_ps < end_ps
-    ]
+    """The segments between two times, those at the edges shortened. They come in time order and do not overlap."""
+    first = bisect_right(segments, start_ps, key=lambda one: one.end_ps)
+    last = bisect_left(segments, end_ps, key=lambda one: one.start_ps)
+    inside = list(segments[first:last])
+    for edge in {0, len(inside) - 1} if inside else ():
+        one = inside[edge]
+        inside[edge] = Segment(max(one.start_ps, start_ps), min(one.end_ps, end_ps), one.part, one.kernel)
+    return inside

@@ -10,6 +10,7 @@ kind. With ranks identical the folded step equals the full one to within 0.1 % (
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -123,29 +124,18 @@ def expand(timeline: Timeline, parts: list[Cell]) -> Timeline:
             copies.append((run, layer, shifts[layer]))
     original = {run.index: run for run in timeline.kernels}
     before = {layer: previous for previous, layer in pairwise(order)}
-    kernels: list[KernelRun] = []
-    for index, (run, layer, shift_ps) in enumerate(copies):
 
-        def moved(cause: int, run: KernelRun = run, layer: int = layer) -> int:
-            if cause < 0:
-                return -1
-            owner = original[cause]
-            owning_layer = layer if owner.layer == run.layer else before.get(layer, -2)
-            return index_of.get((owning_layer, owner.stage), -1)
+    def moved(cause: int, run: KernelRun, layer: int) -> int:
+        if cause < 0:
+            return -1
+        owner = original[cause]
+        owning_layer = layer if owner.layer == run.layer else before.get(layer, -2)
+        return index_of.get((owning_layer, owner.stage), -1)
 
-        causes = (moved(cause) for cause in run.causes)
-        kernels.append(
-            replace(
-                run,
-                index=index,
-                layer=layer,
-                start_ps=run.start_ps + shift_ps,
-                end_ps=run.end_ps + shift_ps,
-                spans=[_moved_span(span, shift_ps, moved(span.cause)) for span in run.spans],
-                launched_by=moved(run.launched_by),
-                causes=tuple(dict.fromkeys(cause for cause in causes if cause >= 0)),
-            )
-        )
+    kernels = [
+        _moved_run(run, index, layer, shift_ps, {cause: moved(cause, run, layer) for cause in _causes(run)})
+        for index, (run, layer, shift_ps) in enumerate(copies)
+    ]
     return replace(
         timeline,
         kernels=kernels,
@@ -155,18 +145,34 @@ def expand(timeline: Timeline, parts: list[Cell]) -> Timeline:
     )
 
 
-def _moved_span(span: Span, shift_ps: int, cause: int) -> Span:
-    def moved(time_ps: int) -> int:
-        return time_ps if time_ps < 0 else time_ps + shift_ps
+def _causes(run: KernelRun) -> set[int]:
+    """Every kernel that a kernel's record names, and -1."""
+    return {-1, run.launched_by, *run.causes, *(span.cause for span in run.spans)}
 
-    return Span(
-        span.phase,
-        span.start_ps + shift_ps,
-        span.end_ps + shift_ps,
-        cause,
-        moved(span.cause_ps),
-        moved(span.arrival_ps),
-        moved(span.complete_ps),
+
+def _moved_run(run: KernelRun, index: int, layer: int, shift_ps: int, moved: Mapping[int, int]) -> KernelRun:
+    """A kernel as it runs in another layer; ``moved``: the kernels that stand there for those it names."""
+    causes = (moved[cause] for cause in run.causes)
+    return replace(
+        run,
+        index=index,
+        layer=layer,
+        start_ps=run.start_ps + shift_ps,
+        end_ps=run.end_ps + shift_ps,
+        spans=[
+            Span(
+                phase,
+                start_ps + shift_ps,
+                end_ps + shift_ps,
+                moved[cause],
+                cause_ps if cause_ps < 0 else cause_ps + shift_ps,
+                arrival_ps if arrival_ps < 0 else arrival_ps + shift_ps,
+                complete_ps if complete_ps < 0 else complete_ps + shift_ps,
+            )
+            for phase, start_ps, end_ps, cause, cause_ps, arrival_ps, complete_ps in run.spans
+        ],
+        launched_by=moved[run.launched_by],
+        causes=tuple(dict.fromkeys(cause for cause in causes if cause >= 0)),
     )
 
 

@@ -8,9 +8,12 @@ Times are integer picoseconds from the start of the step.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
 
 PS_PER_US = 1_000_000
 
@@ -40,8 +43,7 @@ class Phase(str, Enum):
     EXCHANGE = "exchange"  # a measured kernel that takes what peers sent
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """``[start_ps, end_ps)`` of one phase. ``cause`` is the index of the kernel whose end closed a wait, else -1.
 
     ``cause_ps`` is when that cause happened (its completion, its trigger, or its last store to peers), so that a
@@ -85,9 +87,10 @@ class KernelRun:
         arrival_ps: int = -1, complete_ps: int = -1,
     ) -> None:  # fmt: skip
         """Append a span from where the last one ended, or from the start, to ``end_ps``; none when that is empty."""
-        start_ps = self.spanned_ps
+        spans = self.spans
+        start_ps = spans[-1].end_ps if spans else self.start_ps
         if end_ps > start_ps:
-            self.spans.append(Span(phase, start_ps, end_ps, cause, cause_ps, arrival_ps, complete_ps))
+            spans.append(Span(phase, start_ps, end_ps, cause, cause_ps, arrival_ps, complete_ps))
 
     def count_bytes(self, hbm_bytes: int, l2_bytes: int) -> None:
         """Add bytes that came from HBM and from L2."""
@@ -109,12 +112,22 @@ class Counter:
     capacity_bytes_per_us: int
     steps: tuple[tuple[int, int], ...]
 
+    @cached_property
+    def _moved(self) -> tuple[list[int], list[int]]:
+        """When each step begins, and what has moved by then, in units of 1e-6 byte."""
+        times, moved, total, before_ps, before = [], [], 0, 0, 0
+        for start_ps, rate in self.steps:
+            total += before * (start_ps - before_ps)
+            times.append(start_ps)
+            moved.append(total)
+            before_ps, before = start_ps, rate
+        return times, moved
+
     def bytes_until(self, end_ps: int) -> float:
         """Integral of the rate up to ``end_ps`` in bytes."""
-        total = 0
-        for (start_ps, rate), (next_ps, _) in zip(self.steps, [*self.steps[1:], (end_ps, 0)], strict=True):
-            total += rate * max(0, min(next_ps, end_ps) - start_ps)
-        return total / PS_PER_US
+        times, moved = self._moved
+        step = bisect_right(times, end_ps) - 1
+        return (moved[step] + self.steps[step][1] * (end_ps - times[step])) / PS_PER_US if step >= 0 else 0.0
 
 
 @dataclass
