@@ -8,7 +8,7 @@ from the other functions of its module.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from inspect import isfunction
 from types import ModuleType
 
@@ -57,9 +57,15 @@ def all_costs() -> tuple[str, ...]:
 
 def work_of(operator: str, weights: Sequence[Weight], shape: Mapping[str, int]) -> Work:
     """Work of one call. A path that names an unknown operator is a programmer's mistake."""
+    return _work_of(operator, tuple(weights), tuple(shape.items()))
+
+
+@lru_cache(maxsize=4096)
+def _work_of(operator: str, weights: tuple[Weight, ...], shape: tuple[tuple[str, int], ...]) -> Work:
+    """Kept, as the paths of one question and the draws of its machine have most calls in common."""
     cost = cost_of(operator)
     assert cost is not None, f"no cost function named {operator}"
-    return cost(weights, **shape)
+    return cost(weights, **dict(shape))
 
 
 @cache

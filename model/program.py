@@ -110,48 +110,85 @@ def build_program(
     only_layers: Iterable[int] | None = None,
 ) -> Program:
     """Bind ``path`` to shapes. ``only_layers`` keeps some layers (in order) for a folded simulation."""
-    matrices = rank_matrices(architecture, layout)
-    dims = dimensions(architecture, layout, workload, routing_skew)
     kept = tuple(range(architecture.num_layers)) if only_layers is None else tuple(only_layers)
-    calls: list[Call] = []
-    latest: dict[str, int] = {}  # stage or exchange name -> its most recent call
+    binder = _Binder(architecture, layout, path, dimensions(architecture, layout, workload, routing_skew))
+    binder.add_table(START, -1, START, 1, kept[0])
+    for position, layer in enumerate(kept):
+        next_layer = kept[position + 1] if position + 1 < len(kept) else None
+        kind = layer_kind(architecture, layer)
+        mixer, ffn = architecture.mixer(layer), architecture.ffn(layer)
+        binder.add_table(mixer, layer, kind, architecture.attn_res_sources(layer, "mixer"), next_layer)
+        binder.add_table(ffn, layer, kind, architecture.attn_res_sources(layer, "ffn"), next_layer)
+    last = architecture.num_layers
+    binder.add_table(HEAD, last, HEAD, architecture.attn_res_sources(last, "mixer"), None)
+    return Program(path=path, num_ranks=layout.tp, layers=kept, calls=tuple(binder.calls))
 
-    def weight(name: str, layer: int) -> Weight:
-        matrix: Matrix = matrices[name]
+
+class _Binder:
+    """Calls of a program so far: rows of the path's tables, bound to ``dims``."""
+
+    def __init__(self, architecture: Architecture, layout: Layout, path: Path, dims: Mapping[str, int]) -> None:
+        self._architecture = architecture
+        self._layout = layout
+        self._path = path
+        self._dims = dims
+        self._matrices = rank_matrices(architecture, layout)
+        self._rows: dict[tuple[str, bool], list[Row]] = {}  # of a table that run, in layers with a snapshot or without
+        self._latest: dict[str, int] = {}  # stage or exchange name -> its most recent call
+        self.calls: list[Call] = []
+
+    def add_table(self, table: str, layer: int, kind: str, sources: int, next_layer: int | None) -> None:
+        """Add the calls of a table in one layer."""
+        inside = 0 <= layer < self._architecture.num_layers
+        names = {**self._dims, "sources": sources}
+        if inside:
+            names["ffn_sources"] = self._architecture.attn_res_sources(layer, "ffn")
+        for row in self._rows_of(table, snapshot=inside and self._architecture.is_snapshot(layer)):
+            self._add(row, layer, kind, names, next_layer)
+
+    def _rows_of(self, table: str, *, snapshot: bool) -> list[Row]:
+        if (table, snapshot) not in self._rows:
+            heads, rows = self._dims["kda_heads"], self._dims["rows"]
+            self._rows[table, snapshot] = [
+                row
+                for row in self._path.tables[table]
+                if self._path.applies(row, self._layout, heads, rows, snapshot=snapshot)
+            ]
+        return self._rows[table, snapshot]
+
+    def _weight(self, name: str, layer: int) -> Weight:
+        matrix: Matrix = self._matrices[name]
         num_bytes = matrix.num_bytes
         if name.startswith("moe.expert_"):
-            num_bytes = round(num_bytes * dims["distinct_milli"] / 1000)
+            num_bytes = round(num_bytes * self._dims["distinct_milli"] / 1000)
         return Weight(
             region=f"{layer}/{name}", num_outputs=matrix.num_outputs, depth=matrix.depth, num_bytes=num_bytes
         )
 
-    def add(row: Row, layer: int, kind: str, sources: int, next_layer: int | None) -> None:
-        inside = 0 <= layer < architecture.num_layers
-        snapshot = inside and architecture.is_snapshot(layer)
-        if not path.applies(row, layout, dims["kda_heads"], dims["rows"], snapshot=snapshot):
-            return
-        names = {**dims, "sources": sources}
-        if inside:
-            names["ffn_sources"] = architecture.attn_res_sources(layer, "ffn")
-        index = len(calls)
-        needs = [latest[stage] for stage in row.after if stage in latest]
-        receives = [index if name == row.sends else latest[f"exchange {name}"] for name in row.receives]
-        if layout.tp == 1:  # nothing travels, but what another stream stores is waited for all the same
-            needs += [other for other in receives if other != index and calls[other].stream != row.stream]
+    def _weights(self, row: Row, layer: int, next_layer: int | None) -> tuple[Weight, ...]:
         bound: list[Weight] = []
         for name in row.weights:
             if name != "next layer":
-                bound.append(weight(name, layer))
+                bound.append(self._weight(name, layer))
             elif next_layer is not None:  # a prefetch for the layer that follows; there is none after the last
-                bound += [weight(one, next_layer) for one in path.next_weights[architecture.mixer(next_layer)]]
-        calls.append(
+                coming = self._path.next_weights[self._architecture.mixer(next_layer)]
+                bound += [self._weight(one, next_layer) for one in coming]
+        return tuple(bound)
+
+    def _add(self, row: Row, layer: int, kind: str, names: Mapping[str, int], next_layer: int | None) -> None:
+        layout, latest, index = self._layout, self._latest, len(self.calls)
+        needs = [latest[stage] for stage in row.after if stage in latest]
+        receives = [index if name == row.sends else latest[f"exchange {name}"] for name in row.receives]
+        if layout.tp == 1:  # nothing travels, but what another stream stores is waited for all the same
+            needs += [other for other in receives if other != index and self.calls[other].stream != row.stream]
+        self.calls.append(
             Call(
                 index=index,
                 layer=layer,
                 kind=kind,
                 stage=row.stage,
                 operator=row.operator,
-                weights=tuple(bound),
+                weights=self._weights(row, layer, next_layer),
                 shape={key: names[value] if isinstance(value, str) else value for key, value in row.shape.items()},
                 stream=row.stream,
                 launch=row.launch,
@@ -159,24 +196,10 @@ def build_program(
                 after=tuple(needs),
                 sends=row.sends if layout.tp > 1 else "",
                 transport=row.transport,
-                group_size=dims[row.group],
+                group_size=names[row.group],
                 receives=tuple(receives) if layout.tp > 1 else (),
             )
         )
         latest[row.stage] = index
         if row.sends:
             latest[f"exchange {row.sends}"] = index
-
-    for row in path.tables[START]:
-        add(row, -1, START, 1, kept[0])
-    for position, layer in enumerate(kept):
-        next_layer = kept[position + 1] if position + 1 < len(kept) else None
-        kind = layer_kind(architecture, layer)
-        mixer_table, ffn_table = path.tables[architecture.mixer(layer)], path.tables[architecture.ffn(layer)]
-        for row in mixer_table:
-            add(row, layer, kind, architecture.attn_res_sources(layer, "mixer"), next_layer)
-        for row in ffn_table:
-            add(row, layer, kind, architecture.attn_res_sources(layer, "ffn"), next_layer)
-    for row in path.tables[HEAD]:
-        add(row, architecture.num_layers, HEAD, architecture.attn_res_sources(architecture.num_layers, "mixer"), None)
-    return Program(path=path, num_ranks=layout.tp, layers=kept, calls=tuple(calls))
