@@ -17,6 +17,7 @@ microsecond for one picosecond, is 1e-6 byte and the accounting is exact.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -28,7 +29,7 @@ from k3sim.sim.timeline.timeline import PS_PER_US, Counter
 _SETTLE_PRIORITY = 2
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Transfer:
     left: int  # in units of 1e-6 byte
     cap: int
@@ -50,6 +51,8 @@ class SharedBandwidth:
         self._settled_ps = 0
         self._settle_pending = False
         self._generation = 0
+        self._joined = False  # transfers have come since the last time
+        self._used: dict[str, int] = {}
         self._steps: dict[str, list[tuple[int, int]]] = {name: [(0, 0)] for name in self._capacities}
 
     def transfer(
@@ -68,6 +71,7 @@ class SharedBandwidth:
         self._transfers.append(
             _Transfer(num_bytes * PS_PER_US, cap_bytes_per_us, weights, done, queue_bytes * PS_PER_US, share)
         )
+        self._joined = True
         self._settle_soon()
         return done
 
@@ -77,10 +81,11 @@ class SharedBandwidth:
 
     def queued_bytes(self) -> int:
         """Bytes that have been asked for and are not there yet, of transfers that say how many they ask for at once."""
-        elapsed_ps = int(self._env.now) - self._settled_ps
-        return sum(
-            min(one.queue, max(0, one.left - one.rate * elapsed_ps)) for one in self._transfers if one.queue
-        ) // PS_PER_US
+        elapsed_ps, queued = int(self._env.now) - self._settled_ps, 0
+        for one in self._transfers:
+            if one.queue:
+                queued += min(one.queue, max(0, one.left - one.rate * elapsed_ps))
+        return queued // PS_PER_US
 
     def counters(self, rank: int) -> list[Counter]:
         """Rates over time, one counter a resource that was used."""
@@ -101,7 +106,8 @@ class SharedBandwidth:
     def _settle(self, _: simpy.Event) -> None:
         self._settle_pending = False
         self._advance()
-        self._share()
+        used = self._share() if self._transfers else {}
+        self._note(used)
         self._schedule_next()
 
     def _advance(self) -> None:
@@ -109,7 +115,7 @@ class SharedBandwidth:
         now = int(self._env.now)
         elapsed_ps = now - self._settled_ps
         self._settled_ps = now
-        if not elapsed_ps:
+        if not elapsed_ps or not self._transfers:
             return
         left: list[_Transfer] = []
         for transfer in self._transfers:
@@ -121,60 +127,94 @@ class SharedBandwidth:
                 left.append(transfer)
         self._transfers = left
 
-    def _share(self) -> None:
-        free = dict(self._capacities)
-        rising = list(self._transfers)
-        if any(not transfer.standing for transfer in rising):
-            for transfer in rising:
+    def _share(self) -> dict[str, int]:
+        """Find the rates of all transfers; returns what they use of each resource that they cross."""
+        transfers, capacities = self._transfers, self._capacities
+        if self._joined:
+            self._joined = False
+            for transfer in transfers:
                 left = transfer.left // PS_PER_US if transfer.standing else transfer.share
                 transfer.standing = max(1, min(transfer.share, left))
-        if len(rising) == 1:
-            (only,) = rising
-            only.rate = min(only.cap, *(free[name] // weight for name, weight in only.weights.items()))
-        else:
-            while rising:
-                demand: dict[str, int] = {}
-                for transfer in rising:
-                    for name, weight in transfer.weights.items():
-                        demand[name] = demand.get(name, 0) + weight * transfer.standing
-                level, tightest = min((free[name] / total, name) for name, total in demand.items())
-                lowest_cap = min(transfer.cap / transfer.standing for transfer in rising)
-                if lowest_cap <= level:
-                    stopped = [transfer for transfer in rising if transfer.cap / transfer.standing == lowest_cap]
-                    rates = [transfer.cap for transfer in stopped]
-                else:
-                    stopped = [transfer for transfer in rising if tightest in transfer.weights]
-                    room, total = free[tightest], demand[tightest]
-                    rates = [room * transfer.standing // total for transfer in stopped]
-                for transfer, rate in zip(stopped, rates, strict=True):
-                    # Never zero: integer division must not stall a transfer behind a full resource.
-                    transfer.rate = max(1, rate)
-                    for name, weight in transfer.weights.items():
-                        free[name] -= weight * rate
-                rising = [transfer for transfer in rising if transfer not in stopped]
-        now = self._settled_ps
-        used = dict.fromkeys(self._capacities, 0)
-        for transfer in self._transfers:
+        # Where all of them fit at their caps, filling stops each of them at its cap.
+        used: dict[str, int] = {}
+        for transfer in transfers:
+            transfer.rate = cap = transfer.cap
             for name, weight in transfer.weights.items():
-                used[name] += weight * transfer.rate
+                used[name] = used.get(name, 0) + weight * cap
         for name, rate in used.items():
-            steps = self._steps[name]
-            if steps[-1][1] == rate:
-                continue
-            if steps[-1][0] == now:
-                steps[-1] = (now, rate)
-            else:
-                steps.append((now, rate))
+            if rate > capacities[name]:
+                break
+        else:
+            return used
+        if len(transfers) == 1:
+            (only,) = transfers
+            only.rate = min(only.cap, *(capacities[name] // weight for name, weight in only.weights.items()))
+        else:
+            self._fill()
+        used = {}
+        for transfer in transfers:
+            rate = transfer.rate
+            for name, weight in transfer.weights.items():
+                used[name] = used.get(name, 0) + weight * rate
+        return used
+
+    def _fill(self) -> None:
+        """Progressive filling: whoever reaches its cap first, or crosses the first resource that is full, stops."""
+        free = dict(self._capacities)
+        rising = [(one.cap / one.standing, one) for one in self._transfers]
+        while rising:
+            demand: dict[str, int] = {}
+            lowest_cap = math.inf
+            for cap, transfer in rising:
+                lowest_cap = min(lowest_cap, cap)
+                for name, weight in transfer.weights.items():
+                    demand[name] = demand.get(name, 0) + weight * transfer.standing
+            level, tightest = min([(free[name] / total, name) for name, total in demand.items()])
+            capped = lowest_cap <= level
+            room, total = free[tightest], demand[tightest]
+            still = []
+            for one in rising:
+                cap, transfer = one
+                if cap != lowest_cap if capped else tightest not in transfer.weights:
+                    still.append(one)
+                    continue
+                rate = transfer.cap if capped else room * transfer.standing // total
+                # Never zero: integer division must not stall a transfer behind a full resource.
+                transfer.rate = rate or 1
+                for name, weight in transfer.weights.items():
+                    free[name] -= weight * rate
+            rising = still
+
+    def _note(self, used: dict[str, int]) -> None:
+        """Note what is used of each resource from now on."""
+        now = self._settled_ps
+        for name in self._used:
+            if name not in used:
+                self._note_rate(name, now, 0)
+        for name, rate in used.items():
+            self._note_rate(name, now, rate)
+        self._used = used
+
+    def _note_rate(self, name: str, now: int, rate: int) -> None:
+        steps = self._steps[name]
+        last_ps, before = steps[-1]
+        if before == rate:
+            return
+        if last_ps == now:
+            steps[-1] = (now, rate)
+        else:
+            steps.append((now, rate))
 
     def _schedule_next(self) -> None:
+        """Wake when the first transfer is through, unless others come before: then there is a later generation."""
         if not self._transfers:
             return
         self._generation += 1
-        generation = self._generation
-        delay_ps = min(-(-transfer.left // transfer.rate) for transfer in self._transfers)
+        delay_ps = min([-(-transfer.left // transfer.rate) for transfer in self._transfers])
+        wake = self._env.timeout(delay_ps, self._generation)
+        assert wake.callbacks is not None
+        wake.callbacks.append(self._wake)
 
-        def wake(event: simpy.Event) -> None:
-            if generation == self._generation and not self._settle_pending:
-                self._settle(event)
-
-        self._env.timeout(delay_ps).callbacks.append(wake)
+    def _wake(self, event: simpy.Event) -> None:
+        if event.value == self._generation and not self._settle_pending:
+            self._settle(event)

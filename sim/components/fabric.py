@@ -16,7 +16,7 @@ When ranks are identical one is simulated: it stands for all, so its own port ca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import simpy
@@ -58,6 +58,7 @@ class Fabric:
             capacities[f"ingress {rank}"] = self._ingress
         self._ports = SharedBandwidth(env, capacities)
         self._exchanges: dict[tuple[int, int], Exchange] = {}
+        self._weights: dict[tuple[int, int], dict[str, int]] = {}  # of pushes, by rank and size of the group
 
     def exchange(self, index: int, rank: int, group_size: int) -> Exchange:
         """The exchange that call ``index`` feeds among the group of ``rank``, made at first use."""
@@ -76,16 +77,7 @@ class Fabric:
 
     def push(self, rank: int, exchange: Exchange, bytes_per_peer: int, *, fenced: bool = False) -> simpy.Event:
         """Send to every peer of the group; the event fires when the last store has left."""
-        peers = exchange.group_size - 1
-        copies = 1 if self._multicast else peers
-        if len(self._ranks) == 1:
-            # Its peers do the same at the same time, so this port receives from all of them.
-            weights = {f"egress {rank}": copies, f"ingress {rank}": peers}
-        else:
-            weights = {f"egress {rank}": copies}
-            for other in self._group(rank, exchange.group_size):
-                if other != rank:
-                    weights[f"ingress {other}"] = 1
+        weights = self._push_weights(rank, exchange.group_size)
         sent = self._ports.transfer(bytes_per_peer, weights, self._egress)
         delay_ps = self._one_way_ps + (self._fence_ps if fenced else 0)
 
@@ -98,6 +90,23 @@ class Fabric:
         else:
             sent.callbacks.append(arrive)
         return sent
+
+    def _push_weights(self, rank: int, group_size: int) -> Mapping[str, int]:
+        """Copies of a push that leave the port of a rank, and that enter those of its peers."""
+        known = self._weights.get((rank, group_size))
+        if known is not None:
+            return known
+        peers = group_size - 1
+        weights = {f"egress {rank}": 1 if self._multicast else peers}
+        if len(self._ranks) == 1:
+            # Its peers do the same at the same time, so this port receives from all of them.
+            weights[f"ingress {rank}"] = peers
+        else:
+            for other in self._group(rank, group_size):
+                if other != rank:
+                    weights[f"ingress {other}"] = 1
+        self._weights[rank, group_size] = weights
+        return weights
 
     def load(self, rank: int, exchange: Exchange, num_bytes: int) -> simpy.Event:
         """Load ``num_bytes`` of every peer's buffer; the event fires when the last byte is here.
