@@ -54,6 +54,8 @@ class L2Residency:
 
     def touch(self, region: str, num_bytes: int, *, spent: bool) -> None:
         """Lines that were hit become the most recent; ``spent`` ones will not be asked for again."""
+        if not num_bytes:
+            return
         left = min(num_bytes, self.resident(region))
         moved = left
         for line in self._lines:
@@ -61,7 +63,7 @@ class L2Residency:
                 taken = min(left, line[1])
                 self._take(line, taken)
                 left -= taken
-        self._lines = deque(line for line in self._lines if line[1])
+        self._lines = deque([line for line in self._lines if line[1]])
         self.insert(SPENT if spent else region, moved)
 
     def _take(self, line: list[Any], num_bytes: int) -> None:

@@ -22,8 +22,7 @@ it, 0.52 at 100 %. Beyond, what has been asked for queues, and every L2 hit of o
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import simpy
 
@@ -35,10 +34,10 @@ from k3sim.sim.timeline.timeline import Counter
 from k3sim.sim.units import bytes_per_us, picoseconds
 
 HBM, L2 = "hbm", "l2"
+FROM_HBM, FROM_L2 = {HBM: 1, L2: 1}, {L2: 1}  # the ports that bytes cross
 
 
-@dataclass(frozen=True)
-class StreamLimit:
+class StreamLimit(NamedTuple):
     """Most that one kernel draws, in bytes per microsecond."""
 
     hbm_bytes_per_us: int
@@ -73,6 +72,7 @@ class Memory:
         )
         self.l2 = L2Residency(int(machine.l2_effective_bytes))
         self.asked_bytes = 0  # of rings whose first bytes are still on their way
+        self._limits: dict[tuple[int, int, int, bool], StreamLimit] = {}  # of kernels, which come again in every layer
         self._claimed: dict[str, int] = {}  # bytes of a region that kernels have asked for: no prefetch repeats them
         # A block resumes when its slowest line is there, and that lies in the far partition.
         self._idle_latency_ps = picoseconds(machine.l2_far_latency_s)
@@ -90,6 +90,15 @@ class Memory:
         deep_prefetch: bool = False,
     ) -> StreamLimit:
         """What a kernel can draw: by its bytes in flight (the machine's curve) and by the SMs it runs on."""
+        key = (num_blocks, resident_blocks, bytes_in_flight_per_block, deep_prefetch)
+        known = self._limits.get(key)
+        if known is None:
+            known = self._limits[key] = self._limit(*key)
+        return known
+
+    def _limit(
+        self, num_blocks: int, resident_blocks: int, bytes_in_flight_per_block: int, deep_prefetch: bool
+    ) -> StreamLimit:
         sms = min(num_blocks, int(self._machine.num_sms))
         in_flight = resident_blocks * bytes_in_flight_per_block
         hbm = min(self._machine.hbm_rate_for(in_flight), sms * self._machine.hbm_bytes_per_s_per_sm)
@@ -133,8 +142,8 @@ class Memory:
 
     def fetch(
         self, region: str, num_bytes: int, limit: StreamLimit, *, reused: bool
-    ) -> tuple[simpy.Event, simpy.Event, int, int]:
-        """Start reading; returns (HBM part done, L2 part done, HBM bytes, L2 bytes).
+    ) -> tuple[simpy.Event | None, simpy.Event | None, int, int]:
+        """Start reading; returns (HBM part done, L2 part done, HBM bytes, L2 bytes), None for a part without bytes.
 
         A region that is ``reused`` stays known to L2; weights are read once a step, so theirs keep their room
         but are not looked for again.
@@ -148,16 +157,19 @@ class Memory:
         else:
             self.l2.touch(region, from_l2, spent=True)
             self.l2.insert(SPENT, from_hbm)
-        hbm_done = self._ports.transfer(
-            from_hbm, {HBM: 1, L2: 1}, limit.hbm_bytes_per_us, limit.queue_bytes, limit.share
-        )
-        l2_done = self._ports.transfer(from_l2, {L2: 1}, limit.l2_bytes_per_us, share=limit.share)
+        hbm_done = l2_done = None
+        if from_hbm:
+            hbm_done = self._ports.transfer(
+                from_hbm, FROM_HBM, limit.hbm_bytes_per_us, limit.queue_bytes, limit.share
+            )
+        if from_l2:
+            l2_done = self._ports.transfer(from_l2, FROM_L2, limit.l2_bytes_per_us, share=limit.share)
         return hbm_done, l2_done, from_hbm, from_l2
 
     def write(self, num_bytes: int, limit: StreamLimit) -> simpy.Event:
         """Write back state or cache rows."""
         cost = round(num_bytes * self._write_cost)
-        return self._ports.transfer(cost, {HBM: 1, L2: 1}, limit.hbm_bytes_per_us, share=limit.share)
+        return self._ports.transfer(cost, FROM_HBM, limit.hbm_bytes_per_us, share=limit.share)
 
     def prefetch_all(self, work: Work) -> Generator[simpy.Event, Any, int]:
         """Bring what a prefetch kernel reads into L2, a region after the other; returns bytes that came from HBM."""
@@ -182,7 +194,7 @@ class Memory:
             if left <= 0:
                 break
             chunk = min(left, self.PREFETCH_CHUNK_BYTES)
-            yield self._ports.transfer(chunk, {HBM: 1, L2: 1}, limit.hbm_bytes_per_us, share=limit.share)
+            yield self._ports.transfer(chunk, FROM_HBM, limit.hbm_bytes_per_us, share=limit.share)
             self.l2.insert(region, chunk)
             fetched += chunk
         return fetched
