@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import partial
 
-import simpy
-
 from k3sim.kernels.costs import work_of
 from k3sim.kernels.work import Work
 from k3sim.model.program import Call, Program
+from k3sim.sim.clock import Clock, Moment, without_collection
 from k3sim.sim.components.fabric import Fabric
 from k3sim.sim.components.launch_queue import Admission, KernelState
 from k3sim.sim.components.skew import Paces, Skew
@@ -32,7 +31,7 @@ def simulate(
     """
     if skew is Skew.SAMPLED:
         all_ranks = True
-    env = simpy.Environment(initial_time=0)
+    env = Clock()
     ranks = tuple(range(program.num_ranks)) if all_ranks else (0,)
     fabric = Fabric(env, machine, ranks)
     how = {"counts_code": program.path.kernel_set == "own", "averages_skew": skew is Skew.EXPECTED}
@@ -46,7 +45,7 @@ def simulate(
     def start(gpu: Gpu, call: Call, previous: KernelState | None, admission: Admission) -> None:
         work: Work | None = works[call.index]
         if work is None:
-            env.process(gpu.launches.run_host(env, call, states[gpu.rank][call.index], admission))
+            env.start(gpu.launches.run_host(env, call, states[gpu.rank][call.index], admission))
             return
         process = KernelProcess(
             env=env,
@@ -60,19 +59,20 @@ def simulate(
             admission=admission,
             pace=1.0 if paces is None else paces.pace(gpu.rank, call.index),
         )
-        env.process(process.run())
+        env.start(process.run())
 
     for rank, gpu in gpus.items():
         streams: dict[str, list[Call]] = defaultdict(list)
         for call in program.calls:
             streams[call.stream].append(call)
         for calls in streams.values():
-            env.process(gpu.launches.run_stream(calls, states[rank], partial(start, gpu)))
-    env.run()
+            env.start(gpu.launches.run_stream(calls, states[rank], partial(start, gpu)))
+    with without_collection():
+        env.run_all()
     return _timeline(program, machine, gpus, fabric, [state.run for rank in ranks for state in states[rank].values()])
 
 
-def _states(env: simpy.Environment, program: Program, ranks: tuple[int, ...]) -> dict[int, dict[int, KernelState]]:
+def _states(env: Clock, program: Program, ranks: tuple[int, ...]) -> dict[int, dict[int, KernelState]]:
     """State of every kernel, by rank and index of the call; indices of records count through all ranks."""
     num_calls = len(program.calls)
     return {
@@ -86,8 +86,8 @@ def _states(env: simpy.Environment, program: Program, ranks: tuple[int, ...]) ->
                     kind=call.kind,
                     stage=call.stage,
                 ),
-                simpy.Event(env),
-                simpy.Event(env),
+                Moment(env),
+                Moment(env),
             )
             for call in program.calls
         }

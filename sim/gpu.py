@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import simpy
-
+from k3sim.sim.clock import Clock
 from k3sim.sim.components.activations import ActivationLoads
 from k3sim.sim.components.barriers import Barriers
 from k3sim.sim.components.fabric import Fabric
@@ -27,7 +26,7 @@ class Gpu:
     """
 
     def __init__(
-        self, env: simpy.Environment, machine: Machine, fabric: Fabric, rank: int, *,
+        self, env: Clock, machine: Machine, fabric: Fabric, rank: int, *,
         counts_code: bool, averages_skew: bool,
     ) -> None:  # fmt: skip
         self.rank = rank

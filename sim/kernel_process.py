@@ -14,6 +14,7 @@ import simpy
 
 from k3sim.kernels.work import Pass, Work
 from k3sim.model.program import Call
+from k3sim.sim.clock import Clock, Steps
 from k3sim.sim.components.instruction_cache import LaunchedCode
 from k3sim.sim.components.launch_queue import Admission, KernelState
 from k3sim.sim.components.load_pipeline import Pieces, late_reads
@@ -25,7 +26,6 @@ from k3sim.sim.components.wave import Wave, first_streaming
 from k3sim.sim.gpu import Gpu
 from k3sim.sim.timeline.timeline import Phase
 
-Steps = Generator[simpy.Event, Any, None]
 EarlyReads = dict[int, Stream | None]  # what was started early, by position of the pass
 
 
@@ -36,7 +36,7 @@ class KernelProcess:
     ``previous`` is the kernel before it in its stream, ``pace`` a factor on its durations: its skew on this rank.
     """
 
-    env: simpy.Environment
+    env: Clock
     gpu: Gpu
     calls: Sequence[Call]  # of the program
     states: Mapping[int, KernelState]  # of this rank, by index of the call
@@ -135,11 +135,11 @@ class KernelProcess:
         one = self.work.passes[first]
         pending = placement is not None and placement.num_pending > 0
         if placement is not None and pending:
-            self.env.process(self.start_pending_blocks(wave, placement, one))
+            self.env.start(self.start_pending_blocks(wave, placement, one))
         early: EarlyReads = {first: self.gpu.loads.start_early(wave, one)}
         if self.call.trigger == "start" and not pending:
             if self.work.trigger_waits_for_loads:
-                self.env.process(self.trigger_at_start(wave))
+                self.env.start(self.trigger_at_start(wave))
             else:
                 self.state.trigger(self.now)
         return early
@@ -180,8 +180,8 @@ class KernelProcess:
             needed += [self.states[index] for index in call.after]
         last: KernelState | None = None
         for other in needed:
-            if not other.done.triggered:
-                yield other.done
+            if not other.done.reached:
+                yield other.done.wait()
             if last is None or other.run.end_ps > last.run.end_ps:
                 last = other
         if last is not None:
@@ -340,7 +340,7 @@ class KernelProcess:
     def admit_later_waves(self, wave: Wave, placement: Placement) -> None:
         """Give every group of blocks that becomes resident from now on a wave of its own."""
         wave.resident_blocks = num_blocks(placement.first_wave)
-        placement.on_later_wave = lambda blocks: self.env.process(self.run_later_wave(wave, placement, blocks))
+        placement.on_later_wave = lambda blocks: self.env.start(self.run_later_wave(wave, placement, blocks))
 
     def run_later_wave(self, wave: Wave, placement: Placement, blocks: list[Allocation]) -> Steps:
         """Blocks that became resident while others of their kernel were at work already: their part of all passes."""
@@ -396,4 +396,4 @@ class KernelProcess:
         """Release the wave, and let those that wait for the kernel resume."""
         self.state.end(self.now, self.causes)
         self.gpu.occupancy.release(footprint, self.state.run.index)
-        self.state.done.succeed()
+        self.state.done.reach()

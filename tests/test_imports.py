@@ -50,6 +50,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "kernels.harness", "kernels.rank", "kernels.multi_gpu.symmetric",
     ),
     # When it happens. A file of the timeline carries the version that its writer gives it.
+    "sim.clock": (),
     "sim.machine": (),
     "sim.units": (),
     "sim.quantities": (),
@@ -58,10 +59,12 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "model", "model.names", "model.documents", "model.paths", "kernels.work", "kernels.costs",
         "sim.export.document",
     ),
-    "sim.components": ("model", "kernels.work", "kernels.costs", "sim.machine", "sim.units", "sim.timeline"),
+    "sim.components": (
+        "model", "kernels.work", "kernels.costs", "sim.clock", "sim.machine", "sim.units", "sim.timeline",
+    ),
     "sim": (
-        "model", "model.names", "model.documents", "model.paths", "kernels.work", "kernels.costs", "sim.machine",
-        "sim.units", "sim.timeline", "sim.components",
+        "model", "model.names", "model.documents", "model.paths", "kernels.work", "kernels.costs", "sim.clock",
+        "sim.machine", "sim.units", "sim.timeline", "sim.components",
     ),
     "sim.export": ("sim.quantities", "sim.timeline", "sim.export.document"),
     # Whether that is true. What measures runs kernels; a fit states what was read, and a comparison predicts.

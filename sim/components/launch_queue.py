@@ -19,18 +19,16 @@ waits for ``counter_handoff`` after its end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import simpy
 
 from k3sim.model.program import Call
+from k3sim.sim.clock import Moment, Steps
 from k3sim.sim.machine import Machine
 from k3sim.sim.timeline.timeline import KernelRun, Phase
 from k3sim.sim.units import picoseconds
-
-Steps = Generator[simpy.Event, Any, None]
 
 
 @dataclass(eq=False)
@@ -38,17 +36,17 @@ class KernelState:
     """What others may wait for of one kernel: its trigger and its end."""
 
     run: KernelRun
-    triggered: simpy.Event
-    done: simpy.Event
+    triggered: Moment
+    done: Moment
     trigger_ps: int = -1
     sent_ps: int = -1  # when its last store to peers left
     is_host: bool = False
 
     def trigger(self, now_ps: int) -> None:
         """Let the next launch of a PDL edge in; a kernel triggers once."""
-        if not self.triggered.triggered:
+        if not self.triggered.reached:
             self.trigger_ps = now_ps
-            self.triggered.succeed()
+            self.triggered.reach()
 
     def end(self, now_ps: int, causes: Iterable[int]) -> None:
         """Note the end and the kernels that were waited for. The trigger comes no later; ``done`` is the caller's."""
@@ -107,11 +105,11 @@ class LaunchQueue:
                 else:
                     by_end = [*by_end, previous]
             for needed in by_end:
-                if not needed.done.triggered:
-                    yield needed.done
+                if not needed.done.reached:
+                    yield needed.done.wait()
             for needed in by_trigger:
-                if not needed.triggered.triggered:
-                    yield needed.triggered
+                if not needed.triggered.reached:
+                    yield needed.triggered.wait()
             start(call, previous, _last_of(by_end, by_trigger))
             previous = states[call.index]
 
@@ -141,7 +139,7 @@ class LaunchQueue:
         yield env.timeout(picoseconds(launches_s + shape["num_graph_launches"] * self._host_graph_launch_s))
         run.add_span(Phase.HOST, int(env.now), admission.cause, start_ps)
         state.end(int(env.now), [] if admission.by is None else [admission.cause])
-        state.done.succeed()
+        state.done.reach()
 
 
 def _last_of(by_end: Sequence[KernelState], by_trigger: Sequence[KernelState]) -> Admission:

@@ -14,19 +14,16 @@ With the 28 KB of L1 that are left of 256 when all is shared memory, an SM reads
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
-
 import simpy
 
 from k3sim.kernels.work import Pass, Read, ReadKind
+from k3sim.sim.clock import Clock, Steps
 from k3sim.sim.components.memory import Memory, StreamLimit
 from k3sim.sim.components.stream import Stream
 from k3sim.sim.components.wave import Wave
 from k3sim.sim.machine import Machine
 from k3sim.sim.units import picoseconds
 
-Steps = Generator[simpy.Event, Any, None]
 Pieces = list[tuple[Read, int]]  # a read and how many of its bytes
 
 
@@ -50,7 +47,7 @@ def late_reads(one: Pass, early: Stream | None) -> Pieces:
 class LoadPipeline:
     """Load pipelines of the blocks on one GPU."""
 
-    def __init__(self, env: simpy.Environment, machine: Machine, memory: Memory) -> None:
+    def __init__(self, env: Clock, machine: Machine, memory: Memory) -> None:
         self._env = env
         self._memory = memory
         self._num_sms = int(machine.num_sms)
@@ -112,7 +109,7 @@ class LoadPipeline:
         if wave.work.triggers_after_loads:
             each = wave.work.bytes_in_flight_per_block * (per_sm or -(-resident // self._num_sms))
             asking_ps = round(each * 1e12 / self._hbm_bytes_per_s_per_sm)
-        self._env.process(self._read_early(stream, pieces, limit, on_the_way, asking_ps))
+        self._env.start(self._read_early(stream, pieces, limit, on_the_way, asking_ps))
         return stream
 
     def _read_early(self, stream: Stream, pieces: Pieces, limit: StreamLimit, on_the_way: int, asking_ps: int) -> Steps:
@@ -139,7 +136,7 @@ class LoadPipeline:
                 yield part
         if (left_ps := stream.began_ps + asking_ps - int(self._env.now)) > 0:
             # Nobody waits for what comes meanwhile.
-            self._env.process(self._fire_later(stream.asked, left_ps))
+            self._env.start(self._fire_later(stream.asked, left_ps))
         else:
             stream.asked.succeed()
         for part in self._read_pieces(stream, last, limit):
@@ -166,9 +163,9 @@ class LoadPipeline:
         stream.l2_bytes += l2_bytes
         if read.kind is ReadKind.KV_STATE:
             stream.kv_state_bytes += hbm_bytes
-        if hbm_bytes:
+        if hbm is not None:
             self._note_end(stream, hbm, "hbm_end_ps")
-        if l2_bytes:
+        if l2 is not None:
             self._note_end(stream, l2, "l2_end_ps")
 
     def _note_end(self, stream: Stream, part: simpy.Event, name: str) -> None:
