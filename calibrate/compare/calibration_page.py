@@ -13,6 +13,7 @@ from typing import Any
 from k3sim.calibrate.compare import page_parts
 from k3sim.sim.export.whole_file import write_whole_file
 
+TOLERANCE = 0.1  # the band of the errors
 COLOURS = {"probe": "#7a8794", "kernel": "#1f5fa8", "step": "#c2571a"}
 
 
@@ -87,32 +88,15 @@ def against_figure(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def error_figure(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Error of every kernel and step, in percent."""
-    shown = [one for one in cases if one["kind"] != "probe"]
-    traces = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": kind,
-            "marker": {"color": COLOURS[kind]},
-            "x": [100 * one["error"] for one in shown if one["kind"] == kind],
-            "y": [one["label"] for one in shown if one["kind"] == kind],
-            "hovertemplate": "%{y}<br>%{x:+.1f} %<extra></extra>",
-        }
-        for kind in COLOURS
-        if any(one["kind"] == kind for one in shown)
-    ]
-    return {
-        "data": traces,
-        "layout": {
-            **page_parts.LAYOUT,
-            "margin": {**page_parts.LAYOUT["margin"], "l": 420},
-            "showlegend": False,
-            "height": 120 + 19 * len(shown),
-            "xaxis": {**page_parts.GRID, "title": {"text": "prediction against measurement, %"}},
-            "yaxis": {"range": [len(shown) - 0.5, -0.5], "automargin": True},
-        },
-    }
+    """Error of every kernel and step in percent, by the family that the first word of its name says."""
+    return page_parts.errors_figure(
+        (
+            (f"{one['kind']}s: {one['label'].split()[0]}", one["label"], one["error"], one["inside_interval"])
+            for one in cases
+            if one["kind"] != "probe"
+        ),
+        TOLERANCE,
+    )
 
 
 def _fit_sections(fit: Mapping[str, Any]) -> list[str]:
@@ -201,8 +185,7 @@ def _check_sections(check: Mapping[str, Any]) -> list[str]:
     )
     return [
         f"<section><h2>Measured against predicted</h2><div class='wide'>{totals}</div>"
-        "<div class='chart' id='against'></div></section>",
-        "<section><h2>Errors</h2><div class='chart' id='errors'></div></section>",
-        f"<section><h2>All cases</h2><details><summary>{len(check['cases'])} cases</summary>"
-        f"<div class='wide'>{rows}</div></details></section>",
+        "<div class='pair'><div class='chart' id='against'></div><div class='chart' id='errors'></div></div></section>",
+        f"<section><h2>All cases</h2><p>{len(check['cases'])} cases; a click on a column sorts by it.</p>"
+        f"{page_parts.filtered(rows, 'cases', 'cases')}</section>",
     ]

@@ -28,7 +28,17 @@ def write_validation_page(path: Path, found: Validation, claims: Sequence[Judged
 
 
 def page(found: Validation, claims: Sequence[JudgedClaim]) -> str:
-    figures: dict[str, Any] = {"parity": parity_figure(found.rows)} if found.rows else {}
+    figures: dict[str, Any] = {}
+    if found.rows:
+        figures["parity"] = parity_figure(found.rows)
+        judged = [row for row in found.rows if row.judged] or found.rows
+        figures["errors"] = page_parts.errors_figure(
+            (
+                (f"{row.hardware}, {row.kind}s", f"{row.engine}: {row.label}", row.error, row.inside_interval)
+                for row in judged
+            ),
+            TOLERANCE,
+        )
     for number, (_, steps) in enumerate(found.ladders):
         figures[f"ladder{number}"] = ladder_figure(steps)
     return page_parts.page_of(TITLE, [*_rows(found), *_ladders(found), *_claims(claims)], figures)
@@ -70,7 +80,7 @@ def ladder_figure(steps: Sequence[Any]) -> dict[str, Any]:
                 "name": name,
                 "marker": {"color": colour},
                 "x": [getattr(one, field) for one in shown],
-                "y": [one.title for one in shown],
+                "y": [page_parts.wrapped(one.title) for one in shown],
                 "hovertemplate": "%{y}<br>%{x:+.3f} ms<extra></extra>",
             }
             for name, field, colour in (
@@ -80,9 +90,9 @@ def ladder_figure(steps: Sequence[Any]) -> dict[str, Any]:
         ],
         "layout": {
             **page_parts.LAYOUT,
-            "height": 140 + 46 * len(shown),
+            "height": page_parts.height_of([page_parts.wrapped(one.title) for one in shown], least_px=46),
             "xaxis": {**page_parts.GRID, "title": {"text": "saved of the step, ms"}},
-            "yaxis": {"autorange": "reversed", "automargin": True},
+            "yaxis": {**page_parts.GRID, "autorange": "reversed"},
         },
     }
 
@@ -104,34 +114,34 @@ def _rows(found: Validation) -> list[str]:
         ),
         numbers=(1, 2, 3, 4),
     )
-    parts = []
-    for (kind, hardware, engine), rows in groups(found.rows).items():
-        table = page_parts.html_table(
-            ("what", "published", "predicted", "unit", "error", "interval", "inside", "not known", "source", "command"),
+    columns = ("what", "machine", "kind", "published", "predicted", "error", "interval", "inside", "source")
+    table = page_parts.html_table(
+        columns,
+        (
             (
-                (
-                    row.label + ("" if row.judged else f" (not judged: {row.why})"),
-                    f"{row.measured:,.4g}",
-                    f"{row.predicted:,.4g}",
-                    row.unit,
-                    page_parts.signed_percent(row.error),
-                    f"{row.interval[0]:,.4g} to {row.interval[1]:,.4g}",
-                    "yes" if row.inside_interval else "no",
-                    row.unknown,
-                    f"{row.source}, {row.date}",
-                    row.command,
-                )
-                for row in rows
-            ),
-            numbers=(1, 2, 4, 5),
-        )
-        parts.append(f"<h3>{escape(f'{hardware}, {engine}: {kind}s')}</h3><div class='wide'>{table}</div>")
+                page_parts.two_lines(row.label, engine if row.judged else f"{engine}; not judged: {row.why}"),
+                hardware,
+                kind,
+                f"{row.measured:,.4g} {row.unit}",
+                f"{row.predicted:,.4g} {row.unit}",
+                page_parts.signed_percent(row.error),
+                f"{row.interval[0]:,.4g} to {row.interval[1]:,.4g}",
+                "yes" if row.inside_interval else "no",
+                page_parts.unfolding(f"{row.source}, {row.date}", {"not known": row.unknown, "command": row.command}),
+            )
+            for (kind, hardware, engine), rows in groups(found.rows).items()
+            for row in rows
+        ),
+        numbers=(3, 4, 5, 6),
+    )
     return [
         "<section><h2>Parity</h2><p>Nothing here was fitted. Open symbols are results that the model does not "
         "describe; they are listed with the reason and not counted. Dotted lines are 20 % off. Vertical bars: "
         f"the middle 90 % over {found.num_draws} machines drawn from the intervals of the profile's values.</p>"
-        f"<div class='wide'>{totals}</div><div class='chart' id='parity'></div></section>",
-        f"<section><h2>Every result</h2>{''.join(parts)}</section>",
+        f"<div class='wide'>{totals}</div><div class='pair'><div class='chart' id='parity'></div>"
+        "<div class='chart' id='errors'></div></div></section>",
+        f"<section><h2>Every result</h2><p>A click on a column sorts by it.</p>"
+        f"{page_parts.filtered(table, 'results', 'results')}</section>",
     ]
 
 

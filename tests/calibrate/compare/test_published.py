@@ -258,8 +258,53 @@ def test_the_page_holds_every_row_and_verdict() -> None:
     text = page(found, claims.judge_claims(loaded, num_draws=2))
     assert "KDA chain with early PDL" in text and "needs an Ascend profile" in text
     data = json.loads(text.split('id="figures">')[1].split("</script>")[0])
-    assert set(data) == {"parity", "ladder0"}
+    assert set(data) == {"parity", "errors", "ladder0"}
     assert "http://" not in text.split("</script>")[-1]
+    judged = [row for row in found.rows if row.judged]
+    shown = [x for trace in data["errors"]["data"] for x in trace["x"]]
+    assert sorted(shown) == pytest.approx(sorted(100 * row.error for row in judged))
+    for row in found.rows:
+        if row.source.startswith("https://"):
+            assert f"href='{row.source.split(' ')[0].rstrip(',')}'" in text, row.source
+
+
+SORT_AND_FILTER = """
+<script>
+addEventListener("load", () => setTimeout(() => {
+  const table = document.getElementById("results"), column = name =>
+    [...table.tHead.rows[0].cells].findIndex(one => one.textContent.trim() === name);
+  const cells = name => [...table.tBodies[0].rows].filter(row => !row.hidden).map(row => row.cells[column(name)].textContent);
+  const click = name => table.tHead.rows[0].cells[column(name)].querySelector("button").click();
+  const found = {all: cells("error").length};
+  click("error");
+  found.ascending = cells("error");
+  click("error");
+  found.descending = cells("error");
+  const filter = document.querySelector("input[data-filters=results]");
+  filter.value = "kern 48";
+  filter.dispatchEvent(new Event("input"));
+  found.filtered = cells("what");
+  found.count = filter.parentElement.querySelector("output").textContent;
+  document.body.dataset.found = JSON.stringify(found);
+}, 1500));
+</script>
+"""
+
+
+@pytest.mark.slow
+def test_the_page_sorts_and_filters(tmp_path: Path) -> None:
+    found = validate.validate(["gb300-vllm", "gb300-kern"], num_draws=2)
+    path = tmp_path / "page.html"
+    path.write_text(page(found, []).replace("</body>", f"{SORT_AND_FILTER}</body>"))
+    document, console = open_in_browser(path, tmp_path)
+    assert not console and 'data-errors="0"' in document
+    match = re.search(r'data-found="([^"]*)"', document)
+    assert match is not None
+    seen = json.loads(unescape(match[1]))
+    sizes = [abs(float(one.removesuffix(" %"))) for one in seen["ascending"]]
+    assert seen["all"] == len(sizes) == len(found.rows)
+    assert sizes == sorted(sizes) and seen["descending"] == seen["ascending"][::-1]
+    assert [("48" in one) for one in seen["filtered"]] == [True] and seen["count"] == f"1 of {len(sizes)}"
 
 
 def test_every_case_is_told_when_predicted() -> None:
