@@ -14,7 +14,7 @@ from k3sim.calibrate.compare import page_parts
 from k3sim.sim.export.whole_file import write_whole_file
 
 TOLERANCE = 0.1  # the band of the errors
-COLOURS = {"probe": "#7a8794", "kernel": "#1f5fa8", "step": "#c2571a"}
+COLOURS = {"probe": "#7a8794", "kernel": "#3b82d6", "step": "#c2571a"}
 
 
 def write_calibration_page(
@@ -41,7 +41,7 @@ def page(fit: Mapping[str, Any] | None, check: Mapping[str, Any] | None) -> str:
 def residual_figure(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Deviation of each case from the value it speaks of, in percent, one row a field."""
     traces = []
-    for central, name, colour in ((True, "gives the value", "#1f5fa8"), (False, "around it", "#c2a15a")):
+    for central, name, colour in ((True, "gives the value", "#3b82d6"), (False, "around it", "#c2a15a")):
         points = [
             (100 * case["residual"], one["field"], case["case"])
             for one in values

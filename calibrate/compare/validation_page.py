@@ -18,7 +18,7 @@ from k3sim.calibrate.compare.validate import Validation, groups, summary
 from k3sim.sim.export.whole_file import write_whole_file
 
 TITLE = "Published results beside predictions"
-COLOURS = ("#1f5fa8", "#c2571a", "#2e7d4f", "#7a4fa3", "#b03a5b", "#5d6b78", "#a0822a", "#1f8a8a")
+COLOURS = ("#3b82d6", "#c2571a", "#2e7d4f", "#7a4fa3", "#b03a5b", "#5d6b78", "#a0822a", "#1f8a8a")
 TOLERANCE = 0.2  # the band of the parity plot
 
 
@@ -85,7 +85,7 @@ def ladder_figure(steps: Sequence[Any]) -> dict[str, Any]:
             }
             for name, field, colour in (
                 ("published", "published_saving_ms", "#9aa5b1"),
-                ("predicted", "predicted_saving_ms", "#1f5fa8"),
+                ("predicted", "predicted_saving_ms", "#3b82d6"),
             )
         ],
         "layout": {

@@ -103,11 +103,11 @@ def html_document(title: str, body: str, figures: Mapping[str, Any], draw: str) 
     # Imported here: only pages with plotly's charts need it, and only its JavaScript.
     from plotly.offline import get_plotlyjs
 
-    return _document(title, body, scripts=[get_plotlyjs()], data={"figures": figures}, draw=draw, scheme="light")
+    return _document(title, body, scripts=[get_plotlyjs()], data={"figures": figures}, draw=draw)
 
 
 def _document(
-    title: str, body: str, *, scripts: list[str], data: Mapping[str, Any], draw: str, scheme: str = "light dark"
+    title: str, body: str, *, scripts: list[str], data: Mapping[str, Any], draw: str
 ) -> str:
     """A whole page that opens without a network. ``data`` are elements of JSON by their id."""
     # "<" as an escape: no text in the data can end the script element.
@@ -116,11 +116,11 @@ def _document(
     )
     head = "".join(f"<script>{script}</script>\n" for script in (ERROR_HOOK, *scripts))
     return f"""<!doctype html>
-<html lang="en" class="{"light" if scheme == "light" else ""}">
+<html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="{scheme}">
+<meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">
 <link rel="icon" href="data:,">
 <title>{escape(title)}</title>
