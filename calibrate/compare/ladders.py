@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import fsum
 from typing import TYPE_CHECKING
 
 from k3sim.calibrate.compare.case import ComparedCase
@@ -16,7 +17,6 @@ from k3sim.model.paths import PARTS, find_path
 from k3sim.model.step import Path
 from k3sim.sim.predict import predict
 from k3sim.sim.question import question_of
-from k3sim.sim.units import total
 
 if TYPE_CHECKING:
     from k3sim.calibrate.evidence import Ladder
@@ -92,7 +92,7 @@ def judge(ladder: Ladder, predicted_ms: Mapping[tuple[str, ...], float]) -> list
             found.append(_judged(ladder, index, published(index), None, saving(index), None, verdict))
         else:
             before = predicted_ms[sets[index - 1]] * share
-            was = saving(index) + total(saving(other) for other in step.also)
+            was = saving(index) + fsum(saving(other) for other in step.also)
             verdict = verdict_of(before - after, was, published(index))
             found.append(_judged(ladder, index, published(index), after, was, before - after, verdict))
     return found

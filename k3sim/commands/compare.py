@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from math import fsum
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -13,7 +14,6 @@ from k3sim.commands.options import Json, Out, takes_options, writable_folder
 from k3sim.commands.progress import progress
 from k3sim.errors import UserError
 from k3sim.sim.question import OPTIONS, Options, ask, read_side
-from k3sim.sim.units import total
 
 if TYPE_CHECKING:
     from k3sim.commands.terminal import Table
@@ -186,6 +186,6 @@ def _parts_of_files(comparison: StageComparison) -> Table:
         compared = [None if one is None else one.get(part.value) for one in pair]
         if any(values):
             add(part.word, values, compared)
-    sums = [[None if one is None else total(one.values()) for one in some] for some in (columns, pair)]
+    sums = [[None if one is None else fsum(one.values()) for one in some] for some in (columns, pair)]
     add("sum of the parts", *sums)
     return table
