@@ -16,6 +16,8 @@ torch = pytest.importorskip("torch")
 
 from small_model import small_architecture  # noqa: E402
 
+from k3sim.kernels.expert_gemv import mxfp4  # noqa: E402
+from k3sim.kernels.expert_gemv import reference as expert_gemv_reference  # noqa: E402
 from k3sim.kernels.expert_gemv.reference import Experts  # noqa: E402
 from k3sim.kernels.rank.bindings import functions_of  # noqa: E402
 from k3sim.kernels.rank.call_table import REFERENCE_CALLS  # noqa: E402
@@ -46,6 +48,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of experts stay as they are: each is decoded once, and not by every call of every step."""
+    # By address, which stays a tensor's own as long as it is kept.
+    decoded: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def decode(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        key = codes.data_ptr(), codes.shape, dtype
+        if key not in decoded:
+            decoded[key] = codes, mxfp4.decode(codes, scales, dtype)
+        return decoded[key][1]
+
+    monkeypatch.setattr(expert_gemv_reference, "decode", decode)
 
 
 @pytest.fixture(scope="module")
