@@ -6,11 +6,13 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable
+from functools import cache
 
 from k3sim.calibrate.samples import Run, Sample
 from k3sim.model.names import first_named
 
 BOOTSTRAP_DRAWS = 200
+_first_named = cache(first_named)
 
 
 def drawer(seed: int, number: int) -> Callable[[Sample], float]:
@@ -23,7 +25,7 @@ def drawer(seed: int, number: int) -> Callable[[Sample], float]:
     def draw(sample: Sample) -> float:
         key = sample.label
         if key not in drawn:
-            random_ = random.Random(f"{seed} {number} {first_named('probe', key)}")
+            random_ = random.Random(f"{seed} {number} {_first_named('probe', key)}")
             runs = random_.choices(sample.runs, k=len(sample.runs))
             drawn[key] = statistics.fmean(_median_of(run, random_) for run in runs)
         return drawn[key]

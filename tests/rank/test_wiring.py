@@ -7,7 +7,7 @@ step runs its calls in another legal order of its streams: a missing ``after`` i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch")
 
 from small_model import small_architecture  # noqa: E402
 
-from k3sim.kernels.expert_gemv import mxfp4  # noqa: E402
 from k3sim.kernels.expert_gemv import reference as expert_gemv_reference  # noqa: E402
 from k3sim.kernels.expert_gemv.reference import Experts  # noqa: E402
+from k3sim.kernels.rank import reference as rank_reference  # noqa: E402
 from k3sim.kernels.rank.bindings import functions_of  # noqa: E402
 from k3sim.kernels.rank.call_table import REFERENCE_CALLS  # noqa: E402
 from k3sim.kernels.rank.exchange import connect_reference  # noqa: E402
@@ -50,24 +50,30 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(autouse=True)
-def decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def once_each(decode: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Weights of experts stay as they are: each is decoded once, and not by every call of every step."""
     # By address, which stays a tensor's own as long as it is kept.
     decoded: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def decode(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def decode_once(codes: torch.Tensor, scales: torch.Tensor, *dtype: torch.dtype) -> torch.Tensor:
         key = codes.data_ptr(), codes.shape, dtype
         if key not in decoded:
-            decoded[key] = codes, mxfp4.decode(codes, scales, dtype)
+            decoded[key] = codes, decode(codes, scales, *dtype)
         return decoded[key][1]
 
-    monkeypatch.setattr(expert_gemv_reference, "decode", decode)
+    return decode_once
+
+
+@pytest.fixture(autouse=True)
+def experts_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_gemv_reference, "decode", once_each(expert_gemv_reference.decode))
 
 
 @pytest.fixture(scope="module")
-def whole_model() -> WholeModel:
-    return WholeModel(ARCHITECTURE, seed=1)
+def whole_model() -> Iterator[WholeModel]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_reference, "mxfp4", once_each(rank_reference.mxfp4))
+        yield WholeModel(ARCHITECTURE, seed=1)
 
 
 @dataclass
