@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 from skips import skip_lines
 
-# Builds of every kernel for three architectures, and all that the pages say: workers that take whole files would
-# otherwise begin one of them when the others have nothing left.
-LONGEST_FILES = ("test_build.py", "test_documentation.py")
+# Workers take whole files, and would otherwise begin one of these when the others have nothing left: builds of every
+# kernel for three architectures, all that the pages say, fits, whole steps. The longest first.
+LONGEST_FILES = (
+    "test_documentation.py", "test_build.py", "test_fit.py", "test_calibrate_command.py", "test_critical_path.py",
+    "test_wiring.py", "test_fold.py", "test_shipped_steps.py", "test_predict.py", "test_cli.py", "test_published.py",
+)  # fmt: skip
+
 
 def _has_gpu() -> bool:
     try:
@@ -34,7 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if marked and not _has_gpu():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA GPU"))
-    items.sort(key=lambda item: item.path.name not in LONGEST_FILES)
+    place = {name: number for number, name in enumerate(LONGEST_FILES)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
