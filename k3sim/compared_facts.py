@@ -4,6 +4,7 @@ its file, and for the file of a measured step.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def facts_of_document(document: Mapping[str, Any]) -> Facts:
     measured = document.get("measured") is True
     return _facts(
         step="measured" if measured else "predicted",
-        gpus=document.get("gpus"),
+        gpus=document.get("gpus") or (None if measured else _num_gpus(str(document.get("layout")))),
         layers=document.get("layers"),
         **{
             key: document.get(key)
@@ -51,9 +52,17 @@ def facts_of_document(document: Mapping[str, Any]) -> Facts:
     )
 
 
+def _num_gpus(tag: str) -> int | None:
+    """GPUs of a layout by its tag."""
+    found = re.match(r"tp(\d+)(?:dp(\d+))?ep", tag)
+    return int(found[1]) * int(found[2] or 1) if found else None
+
+
 def in_words(fact: str, text: str) -> str:
     """A fact in a list of facts: ``concurrency 1``, but ``predicted``."""
-    return f"{fact} {text}" if fact in ("switches", "concurrency", "context", "layers", "routing skew") else text
+    if fact == "layers":
+        return f"{text} layers"
+    return f"{fact} {text}" if fact in ("switches", "concurrency", "context", "routing skew") else text
 
 
 def _facts(**given: Any) -> Facts:

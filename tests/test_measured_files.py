@@ -90,7 +90,8 @@ def test_a_report_prints_parts_and_largest_stages(work: Path, capsys: Capture) -
     captured = capsys.readouterr()
     assert captured.err == ""
     most = json.loads(STORED.read_text())["critical_path"][0]["stage"]
-    for word in ("H200, tp16ep1dcp1", "where the profiled step goes", "exchange", most, "measured.html"):
+    facts = ("measured, kimi-k3", "NVIDIA H200, 1 GPU, tp16ep1dcp1, 93 layers")
+    for word in (*facts, "where the profiled step goes", "exchange", most, "measured.html"):
         assert word in captured.out
 
 

@@ -29,20 +29,20 @@ PIPE = [
 WRAPPED = [
     "                                    removed from all four",
     "path                       step us                     us  speed-up  what it is",
-    "fused (fused-allreduce +",
-    "[low-batch-kernels])       7,000.8                  -12.0     1.51x  some words",
+    "fused (fused-allreduce +   7,000.8                  -12.0     1.51x  some words",
+    "[low-batch-kernels])",
     "stock                     10,575.2                   +3.0     1.00x",
 ]
 BELOW = [
     "                                      removed from",
     "path                       step us     all four us",
-    "fused (fused-allreduce +",
-    "[low-batch-kernels])       7,000.8           -12.0",
+    "fused (fused-allreduce +   7,000.8           -12.0",
+    "[low-batch-kernels])",
     "stock                     10,575.2            +3.0",
     "",
     "path                          speed-up  what it is",
-    "fused (fused-allreduce +",
-    "[low-batch-kernels])             1.51x  some words",
+    "fused (fused-allreduce +         1.51x  some words",
+    "[low-batch-kernels])",
     "stock                            1.00x",
 ]
 

@@ -141,19 +141,19 @@ def print_stage_comparison(comparison: StageComparison, files: Mapping[str, str]
         console.print()
     for note in comparison.notes:
         console.print(note, soft_wrap=True)
-    sides = ("kernels", "us before", "on path", "kernels", "us after", "on path")
-    table = terminal.table("stage", *sides, "difference us", "on path")
+    heads = [f"{what} {side}" for side in ("before", "after") for what in ("kernels", "us", "us on path")]
+    table = terminal.table("stage", *heads, "difference us", "difference on path")
     for row in comparison.rows[:most]:
         table.add_row(
             row.stage,
             str(row.before_count),
-            f"{row.before_us:.1f}",
-            f"{row.before_path_us:.1f}",
+            f"{row.before_us:,.1f}",
+            f"{row.before_path_us:,.1f}",
             str(row.after_count),
-            f"{row.after_us:.1f}",
-            f"{row.after_path_us:.1f}",
-            f"{row.delta_us:+.1f}",
-            f"{row.path_delta_us:+.1f}",
+            f"{row.after_us:,.1f}",
+            f"{row.after_path_us:,.1f}",
+            f"{row.delta_us:+,.1f}",
+            f"{row.path_delta_us:+,.1f}",
         )
     terminal.print_table(table)
     if len(comparison.rows) > most:

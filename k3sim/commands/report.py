@@ -39,11 +39,11 @@ def report(
 def print_measured(report: MeasuredReport, files: Mapping[str, str], most: int = 20) -> None:
     """Headline, parts of the profiled step, and the stages that hold most of it."""
     from k3sim.calibrate.decode.lines import part_lines
+    from k3sim.compared_facts import facts_of_document, in_words
     from k3sim.sim.timeline.critical_path import Part
 
     console, document = terminal.console(), report.document
-    facts = [document.get(key) for key in ("model", "machine", "layout", "path")]
-    console.print(", ".join(str(one) for one in facts if one))
+    console.print(", ".join(in_words(fact, text) for fact, text in facts_of_document(document).items()))
     console.print(f"step {document['step_us']:,.1f} us; a profiled one, {document['profiled_us']:,.1f} us, goes\n")
     console.print("\n".join(part_lines(document)) + "\n")
     table = terminal.table("stage", "part", "us", left=2)

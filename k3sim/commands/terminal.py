@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,6 +74,7 @@ def terminal_columns() -> int:
 
 def print_table(one: Table) -> None:
     """A table on standard output; columns for which its terminal has no room follow below."""
+    from rich.align import Align
     from rich.console import Console
     from rich.table import Table as Drawn
     from rich.text import Text
@@ -82,11 +83,10 @@ def print_table(one: Table) -> None:
     for number, widths in enumerate(blocks(one, columns)):
         drawn = Drawn(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
         for column, width in widths.items():
-            # Texts, not markup: labels hold brackets.
-            head = Text(one.heads[column])
-            drawn.add_column(
-                head, justify="left" if column < one.left else "right", width=width, overflow="fold", vertical="bottom"
-            )
+            side: Literal["left", "right"] = "left" if column < one.left else "right"
+            # Texts, not markup: labels hold brackets. Heads stand on their rows, and figures beside the first line.
+            head = Align(Text(one.heads[column]), side, vertical="bottom")
+            drawn.add_column(head, justify=side, width=width, overflow="fold")
         for row in one.rows:
             drawn.add_row(*(Text(row[column]) for column in widths))
         # A first column that alone is wider than the terminal is for the terminal to wrap.
