@@ -116,8 +116,10 @@ def _options(random: Random, originals: Originals) -> Invocation:
         )
     )
     words = mutated_words(random, mutated_words(random, command.split()))
-    # What answers as it stands takes seconds, and says nothing of input: a wrong word is put in.
-    if random.random() < 0.97 and words == command.split() and words[0] not in ("machines", "paths"):
+    # What answers after all takes minutes of honest work, and says nothing of input: a wrong value is put in.
+    if any(one in words for one in ("validate", "claims", "sensitivity", "calibrate")):
+        words += random.choice(("--seed -1", "--seed x", "--jobs 0 --draws 0", "--draws 2 --jobs x", "--bogus")).split()
+    elif random.random() < 0.97 and words == command.split() and words[0] not in ("machines", "paths"):
         words += [random.choice(("--tp", "--bogus", "--draws")), random.choice(WORDS)]
     return Invocation(kind="options", arguments=words)
 

@@ -179,9 +179,7 @@ def _remove(random: Random, holder: Any, key: Any) -> None:
 
 def _add(random: Random, holder: Any, key: Any) -> None:
     if isinstance(holder, dict):
-        holder[random.choice(("extra", "", f"{key}s", str(key).upper(), "x" * 500, "\ud800", "welded"))] = (
-            nasty(random)
-        )
+        holder[random.choice(("extra", "", f"{key}s", str(key).upper(), "x" * 500, "\ud800", "welded"))] = nasty(random)
     else:
         holder.insert(key, nasty(random))
 
