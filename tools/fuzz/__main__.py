@@ -3,7 +3,8 @@
 Each runs in a folder of its own, most of them in a copy of this process that has everything imported (50 ms each), some
 as a process of their own (``invocations.py``). Counted are tracebacks, statuses that are not documented, what takes a
 minute or a gigabyte, refusals that are not one line or leave anything, and output that is no JSON (``outcomes.py``).
-The seed and the number of an invocation give it again: ``--seed 7 --only 123``. Exit status 1 where there is a fault.
+The seed and the number of an invocation give it again: ``--seed 7 --only 123``. Exit status 1 where there is a fault;
+Ctrl-C shows what there is so far.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def main() -> int:
     numbers = [given.only] if given.only is not None else range(given.first, given.first + given.runs)
     totals: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     num_faults = 0
-    with tempfile.TemporaryDirectory(prefix="k3sim-fuzz-") as folder:
+    with tempfile.TemporaryDirectory(prefix="k3sim-fuzz-") as folder, suppress(KeyboardInterrupt):
         originals = prepare(Path(folder) / "originals")
         last_s = time.monotonic()
         for number in numbers:
@@ -126,9 +127,9 @@ def main() -> int:
             if time.monotonic() - last_s > 30:
                 last_s = time.monotonic()
                 sys.stderr.write(f"{number} of {numbers[-1]}, {num_faults} faults\n")
-    print_table(totals)
-    print(f"seed {given.seed}, {len(numbers)} invocations, {num_faults} faults, {os.times().children_user:.0f} CPU s")
-    return 1 if num_faults else 0
+    num_done = int(print_table(totals))
+    print(f"seed {given.seed}, {num_done} invocations, {num_faults} faults, {os.times().children_user:.0f} CPU s")
+    return 1 if num_faults or num_done < len(numbers) else 0
 
 
 def count(total: dict[str, float], outcome: Outcome) -> None:
@@ -150,8 +151,8 @@ def tell(number: int, invocation: Invocation, outcome: Outcome) -> None:
     print("   " + outcome.said[-1200:].encode(errors="backslashreplace").decode().replace("\n", "\n   "), flush=True)
 
 
-def print_table(totals: dict[str, dict[str, float]]) -> None:
-    """A row a kind as a table of Markdown."""
+def print_table(totals: dict[str, dict[str, float]]) -> float:
+    """A row a kind as a table of Markdown; returns how many were run, of as many as there was time for."""
     columns = ("runs", "answered", "refused", "other", *FAULTS, "CPU s", "most MB", "most CPU s")
     whole: dict[str, float] = defaultdict(float)
     for total in totals.values():
@@ -160,6 +161,7 @@ def print_table(totals: dict[str, dict[str, float]]) -> None:
     print(f"| kind | {' | '.join(columns)} |\n|{' --- |' * (len(columns) + 1)}")
     for kind, total in [*sorted(totals.items()), ("all", whole)]:
         print(f"| {kind} | " + " | ".join(f"{total[name]:.0f}" for name in columns) + " |")
+    return whole["runs"]
 
 
 if __name__ == "__main__":
