@@ -64,7 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}")
+    finally:
+        _flush_what_is_left()
     raise SystemExit(status)
+
+
+def _flush_what_is_left() -> None:
+    """Of a run that failed. The interpreter would do it too, and tell a loss in its own way."""
+    try:
+        sys.stdout.flush()
+    except OutputLost:
+        return
 
 
 def _run(given: Sequence[str]) -> int:

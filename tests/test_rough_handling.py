@@ -204,6 +204,21 @@ def test_streams_that_take_nothing(command: str, status: int | tuple[int, ...], 
     assert done.stderr == (f"k3sim: {says}\n" if says else "")
 
 
+def test_a_refusal_outlives_lost_output() -> None:
+    script = """
+import sys
+from k3sim import cli
+def refuse(given):
+    sys.stdout.write("half of a table")
+    raise cli.UserError("no")
+cli._run = refuse
+cli.main()
+"""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "k3sim: no\n")
+
+
 def test_a_request_to_end_leaves_nothing(work: Path) -> None:
     """Termination in the midst of writing: the hidden folder goes, and no worker and no traceback stay."""
     script = """
