@@ -11,7 +11,7 @@ from typing import Any
 from k3sim.report import OnDone, _bar, _card, check_writable, ignore_progress, summary
 from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
 from k3sim.sim.export.whole_file import whole_folder, write_whole_file
-from k3sim.sim.machine import describe
+from k3sim.sim.machine_share import described_shares
 from k3sim.sim.predict import Prediction, difference_us, predict
 from k3sim.sim.question import Options, ask
 from k3sim.version import VERSION
@@ -95,7 +95,7 @@ class Comparison:
             ],
             "command": self.command,
             "versions": {"k3sim": VERSION},
-            "machine_values": describe(question.machine),
+            "machine_values": described_shares(after),
             "not_modelled": [*dict.fromkeys(one for side in (before, after) for one in side.question.warnings)],
         }
 

@@ -16,8 +16,9 @@ from k3sim.model.paths import SWITCHES
 from k3sim.sim.draws import NUM_DRAWS, check_draws
 from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
 from k3sim.sim.export.whole_file import whole_folder, write_whole_file
-from k3sim.sim.intervals import step_us_interval
+from k3sim.sim.intervals import drawn_steps_us, gain_interval, interval_around
 from k3sim.sim.machine import describe
+from k3sim.sim.machine_share import described_shares
 from k3sim.sim.predict import Answer, Prediction, difference_us, ladder, leave_one_out, on_path, predict
 from k3sim.sim.question import Options, Question, ask
 from k3sim.sim.timeline.critical_path import Part
@@ -61,6 +62,8 @@ class Report:
         the command line that reproduces it
     intervals
         by label of ``labelled``, the middle 90 % of the step over drawn machines (``with_intervals``); else empty
+    gain_intervals
+        likewise, of the gain over stock, draw by draw
     """
 
     main: Prediction
@@ -71,6 +74,7 @@ class Report:
     leave_one_out: tuple[tuple[str, Prediction], ...]
     command: str
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    gain_intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def with_intervals(self, num_draws: int = NUM_DRAWS, on_done: OnDone = ignore_progress) -> Report:
         """The same report with an interval for each path: the machine's values drawn ``num_draws`` times.
@@ -80,12 +84,17 @@ class Report:
         """
         check_draws(num_draws)
         answer = _counted(len(self.labelled) * (num_draws + 1), on_done)
-        found = {
-            label: step_us_interval(prediction.question, num_draws=num_draws, seed=self.question.seed, answer=answer)
+        drawn = {
+            label: drawn_steps_us(prediction.question, num_draws=num_draws, seed=self.question.seed, answer=answer)
             for label, prediction in self.labelled.items()
         }
         draws = "" if num_draws == NUM_DRAWS else f" --draws {num_draws}"
-        return replace(self, intervals=found, command=f"{self.command} --intervals{draws}")
+        return replace(
+            self,
+            intervals={label: interval_around(steps[0], steps[1:]) for label, steps in drawn.items()},
+            gain_intervals={label: gain_interval(drawn["stock"], steps) for label, steps in drawn.items()},
+            command=f"{self.command} --intervals{draws}",
+        )
 
     def _interval(self, prediction: Prediction) -> dict[str, Any]:
         """The interval of a path as an entry of JSON; nothing where none was asked for."""
@@ -217,7 +226,11 @@ class Report:
             "context": question.workload.context,
             "main_path": next(iter(self.labelled)),
             "paths": {
-                label: {**_card(prediction, self.stock), **self._interval(prediction)}
+                label: {
+                    **_card(prediction, self.stock),
+                    **self._interval(prediction),
+                    "speedup_interval": self.gain_intervals.get(label),
+                }
                 for label, prediction in self.labelled.items()
             },
             "waterfall": _waterfall(self.ladder, self.megakernel),
@@ -241,7 +254,7 @@ class Report:
             "glossary": {part.word: part.meaning for part in Part},
             "command": self.command,
             "versions": {"k3sim": VERSION},
-            "machine_values": describe(question.machine),
+            "machine_values": described_shares(self.main),
             "not_modelled": [*question.warnings, *NOT_MODELLED],
         }
 

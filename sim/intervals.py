@@ -75,18 +75,24 @@ def _consistent(machine: Machine) -> Machine:
     )
 
 
-def step_us_interval(
+def drawn_steps_us(
     question: Question, *, num_draws: int = NUM_DRAWS, seed: int = 0, answer: Answer = predict
-) -> tuple[float, float]:
-    """The middle 90 % of the step over drawn machines, in microseconds; it holds the predicted step.
+) -> list[float]:
+    """The predicted step, and then that of each drawn machine, in microseconds.
 
-    Sampled skew between ranks is replaced by its mean, so that the interval is of the machine's values alone.
-    ``answer``: what predicts, such as one that also tells how far it is.
+    Sampled skew between ranks is replaced by its mean, so that draws differ by the machine's values alone. Paths see the
+    same machines in the same order: their steps can be divided draw by draw. ``answer``: what predicts, such as one that
+    also tells how far it is.
     """
     expected = question.expected()
-    machines = draw_machines(question.machine, num_draws, seed)
-    steps = [answer(replace(expected, machine=one)).step_us for one in machines]
-    return interval_around(answer(expected).step_us, steps)
+    machines = (question.machine, *draw_machines(question.machine, num_draws, seed))
+    return [answer(replace(expected, machine=one)).step_us for one in machines]
+
+
+def gain_interval(slower_us: Sequence[float], faster_us: Sequence[float]) -> tuple[float, float]:
+    """The middle 90 % of the gain of one path over another, from the ``drawn_steps_us`` of both."""
+    predicted, *gains = (slow / fast for slow, fast in zip(slower_us, faster_us, strict=True))
+    return interval_around(predicted, gains)
 
 
 def interval_around(predicted: float, draws: Sequence[float]) -> tuple[float, float]:

@@ -106,8 +106,8 @@ class Prediction:
         return [(stage, part, duration_ps / PS_PER_US) for (stage, part), duration_ps in ordered]
 
 
-def predict(question: Question) -> Prediction:
-    """Simulate one step."""
+def program_of(question: Question) -> tuple[Program, Fold | None]:
+    """The calls of the step that is simulated, and which layers stand for which where alike ones are left out."""
     path = question.path
     layout = path.layout(question.layout, question.workload, question.pad_experts)
     fold: Fold | None = None
@@ -121,6 +121,12 @@ def predict(question: Question) -> Prediction:
         routing_skew=question.routing_skew,
         only_layers=fold.layers if fold else None,
     )
+    return program, fold
+
+
+def predict(question: Question) -> Prediction:
+    """Simulate one step."""
+    program, fold = program_of(question)
     timeline = simulate(program, question.machine, skew=question.skew, seed=question.seed)
     return Prediction(
         question=question,

@@ -18,7 +18,7 @@ zoom, which no charting library at hand does (``timeline.js``). Other pages have
     example_layers: {"kda": layer, "mla": layer}
     critical_path: [{stage, part, us}]
     command: str                      versions: name -> version
-    machine_values: [{field, value, unit, kind, source}]
+    machine_values: [{field, value, unit, kind, source, us}], the most us of the critical path first
     not_modelled: [str]               limits: [str], what a measurement cannot show
     glossary: part -> meaning
 

@@ -15,6 +15,7 @@ from k3sim.sim.quantities import quantity
 from k3sim.sim.timeline.critical_path import WORK_PARTS
 
 MAX_CRITICAL_ROWS = 20
+MAX_MACHINE_VALUES = 12
 NUM_WAITS = 3  # that the top line names
 UNKNOWN = "–"
 WORK_WORDS = tuple(part.word for part in WORK_PARTS)
@@ -200,15 +201,32 @@ def _chart(name: str, title: str, origin: str) -> str:
 
 
 def machine_values(report: Mapping[str, Any]) -> str:
-    """The values of the machine, in the units of the field, with where each comes from."""
-    if not report.get("machine_values"):
+    """The values of the machine that the step hangs on, with what each is, and where it comes from."""
+    given = report.get("machine_values", [])
+    if not given:
         return ""
+    label = report.get("main_path", next(iter(report["paths"])))
+    step_us = report["paths"][label]["step_us"]
     rows = [
-        [row["field"], in_field_units(row["value"], row["unit"]), row["kind"], row["source"]]
-        for row in report["machine_values"]
+        [
+            row["field"],
+            in_field_units(row["value"], row["unit"]),
+            number(row["us"]),
+            percent(row["us"] / step_us),
+            row["kind"],
+            row["source"],
+        ]
+        for row in given[:MAX_MACHINE_VALUES]
     ]
-    body = table(["value", "", "kind", "source"], rows, numbers=[1], wrapped=True)
-    return f"<section><h2>Machine values</h2><details><summary>{len(rows)} values</summary>{body}</details></section>"
+    left_us = sum(row["us"] for row in given[MAX_MACHINE_VALUES:])
+    left = f" {len(given) - len(rows)} further values price {number(left_us)} µs together." if left_us else ""
+    body = table(["value", "", "prices (µs)", "of the step", "kind", "source"], rows, numbers=[1, 2, 3], wrapped=True)
+    return f"""<section><h2>Machine values that the answer hangs on</h2>
+<p>What each prices of the critical path of <b>{text(label)}</b>, with no further simulation. A stretch that several
+values price is divided among them by count × value. To first order, that is what the step would lose if a latency were
+zero or a rate infinite while the path stays where it is; queues that such a change would empty count for what waits in
+them.{left} <code>k3sim machines</code> lists all.</p>
+{body}</section>"""
 
 
 def in_field_units(value: Any, unit: str) -> str:

@@ -192,20 +192,25 @@ Object.assign(TimelineChart.prototype, {
   draw_rate(rate, y) {
     const per_second = rate.capacity * 1e6; // bytes
     const [size, unit] = per_second >= 1e12 ? [1e12, "TB/s"] : [1e9, "GB/s"];
-    this.label(rate.name, y - 6, ROW.rate / 2);
-    this.label(`${(per_second / size).toPrecision(3)} ${unit}`, y + 10, ROW.rate / 2);
     const num_bins = Math.max(1, Math.floor((this.right - this.left) / 2));
     const bin = (this.to - this.from) / num_bins;
     const bottom = y + ROW.rate, full = ROW.rate - 6;
     const mean = i => (moved_until(rate, this.from + (i + 1) * bin) - moved_until(rate, this.from + i * bin)) / bin;
     this.rows.push({kind: "rate", y, height: ROW.rate, rate, bin, mean, size, unit});
+    const means = Array.from({length: num_bins}, (_, i) => mean(i));
+    // Of a link that carries little, the scale is what it carries at most, or nothing would be seen of it.
+    const most = Math.max(...means), fills = most > rate.capacity / 4 || !most;
+    const scale = fills ? rate.capacity : most;
+    this.label(rate.name, y - 6, ROW.rate / 2);
+    this.label(`${fills ? "" : "to "}${(scale * 1e6 / size).toPrecision(3)} ${unit}`, y + 10, ROW.rate / 2);
+    if (!fills) this.label(`of ${(per_second / size).toPrecision(3)}`, y + 24, ROW.rate / 2);
     let shape = `M${this.left} ${bottom}`;
     for (let i = 0; i < num_bins; i++) {
-      const height = Math.min(1.05, mean(i) / rate.capacity) * full;
+      const height = Math.min(1.05, means[i] / scale) * full;
       shape += `V${(bottom - height).toFixed(1)}H${(this.left + (i + 1) * 2).toFixed(0)}`;
     }
     return `<path class="rate" data-bin="${bin.toFixed(0)}" d="${shape}V${bottom}Z"/>` +
-      `<path class="capacity" d="M${this.left} ${bottom - full}H${this.right}"/>` +
+      (fills ? `<path class="capacity" d="M${this.left} ${bottom - full}H${this.right}"/>` : "") +
       `<path class="rule" d="M${this.left} ${bottom + 0.5}H${this.right}"/>`;
   },
 
@@ -250,7 +255,7 @@ Object.assign(TimelineChart.prototype, {
     if (row.kind === "rate") {
       const mean = row.mean(Math.floor((time - this.from) / row.bin));
       return [`${row.rate.name}: ${(mean * 1e6 / row.size).toPrecision(3)} ${row.unit}`,
-              `${(100 * mean / row.rate.capacity).toFixed(0)} % of its rate, mean of ${format_time(row.bin)}`];
+              `${(100 * mean / row.rate.capacity).toPrecision(2)} % of its rate, mean of ${format_time(row.bin)}`];
     }
     const kernel = row.lane.kernels[first_above(row.lane.starts, time) - 1];
     if (!kernel || kernel.end <= time) return [];

@@ -9,7 +9,7 @@ import pytest
 from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import find_path
-from k3sim.sim.intervals import draw_machines, interval_around, quantiles, step_us_interval
+from k3sim.sim.intervals import draw_machines, drawn_steps_us, gain_interval, interval_around, quantiles
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import predict
 from k3sim.sim.profile import load_machine
@@ -89,6 +89,17 @@ def test_quantiles_interpolate() -> None:
     assert quantiles([0.0, 10.0]) == pytest.approx((0.5, 9.5))
 
 
+def interval_of(asked: Question, *, num_draws: int, seed: int = 0) -> tuple[float, float]:
+    predicted, *steps = drawn_steps_us(asked, num_draws=num_draws, seed=seed)
+    return interval_around(predicted, steps)
+
+
+def test_a_gain_is_taken_draw_by_draw() -> None:
+    """Twice as fast on every machine that was drawn, however far the steps themselves move."""
+    assert gain_interval([100.0, 80.0, 140.0], [50.0, 40.0, 70.0]) == (2.0, 2.0)
+    assert gain_interval([100.0, 90.0, 120.0], [50.0, 50.0, 50.0]) == (pytest.approx(1.83), pytest.approx(2.37))
+
+
 def test_an_interval_holds_its_prediction() -> None:
     assert interval_around(5.0, [6.0, 7.0, 8.0]) == (5.0, pytest.approx(7.9))
     assert interval_around(6.5, [6.0, 7.0, 8.0]) == (pytest.approx(6.1), pytest.approx(7.9))
@@ -97,14 +108,14 @@ def test_an_interval_holds_its_prediction() -> None:
 def test_a_machine_known_exactly_gives_no_interval() -> None:
     asked = question(exact(H200))
     step_us = predict(asked).step_us
-    assert step_us_interval(asked, num_draws=2) == (step_us, step_us)
+    assert interval_of(asked, num_draws=2) == (step_us, step_us)
 
 
 def test_the_interval_is_that_of_its_parts() -> None:
     """Every one of the stock path's kernel boundaries has a release: half a microsecond more is found in each."""
     asked = question(exact(H200, grid_completion_s=9e-7), "stock")
     step_us = predict(asked).step_us
-    low, high = step_us_interval(asked, num_draws=12)
+    low, high = interval_of(asked, num_draws=12)
     assert low == step_us  # nothing can be faster
     slowest = predict(question(dataclasses.replace(H200, grid_completion_s=9e-7), "stock")).step_us
     assert high == pytest.approx(slowest, rel=0.03)
@@ -113,6 +124,6 @@ def test_the_interval_is_that_of_its_parts() -> None:
 
 def test_the_seed_decides_the_interval() -> None:
     asked = question(H200)
-    first, again, other = (step_us_interval(asked, num_draws=3, seed=seed) for seed in (4, 4, 5))
+    first, again, other = (interval_of(asked, num_draws=3, seed=seed) for seed in (4, 4, 5))
     assert first == again != other
     assert first[0] <= predict(asked).step_us <= first[1]

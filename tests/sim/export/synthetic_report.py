@@ -109,6 +109,7 @@ def synthetic_report(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
                 "unit": "B/s",
                 "kind": "measured",
                 "source": "https://example.org/stream-on-gb300, read of 1 GiB",
+                "us": 0.3 * fused_us,
             },
             {
                 "field": "launch_latency_s",
@@ -116,6 +117,7 @@ def synthetic_report(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
                 "unit": "s",
                 "kind": "fitted",
                 "source": "k3opt kernel table",
+                "us": 0.1 * fused_us,
             },
         ],
         "not_modelled": ["prefill", "clock changes under a power cap", "requests that end within the step"],

@@ -14,6 +14,7 @@ from synthetic_report import synthetic_report, synthetic_timelines
 
 from k3sim.errors import UserError
 from k3sim.sim.export.html import write_html_report
+from k3sim.sim.export.sections import number
 from k3sim.sim.timeline.timeline import Timeline
 
 HOSTILE = "</script><img src=x onerror=\"document.body.dataset.hostile='yes'\">&lt;b&gt;"
@@ -91,7 +92,7 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
         "critical_path": [{"stage": HOSTILE, "part": HOSTILE, "us": 1.0}],
         "command": HOSTILE,
         "versions": {HOSTILE: HOSTILE},
-        "machine_values": [{name: HOSTILE for name in ("field", "value", "unit", "kind", "source")}],
+        "machine_values": [{**{name: HOSTILE for name in ("field", "value", "unit", "kind", "source")}, "us": 1.0}],
         "not_modelled": [HOSTILE],
         "glossary": {HOSTILE: HOSTILE},
     }
@@ -176,11 +177,25 @@ def test_sections_without_data_are_left_out(tmp_path: Path) -> None:
 
 def test_machine_values_have_the_units_of_the_field(tmp_path: Path) -> None:
     timelines = synthetic_timelines()
+    fused_us = timelines["fused"].step_us
 
     page = page_of(synthetic_report(timelines), timelines, tmp_path / "report.html")
 
-    assert ">7.1 TB/s<" in page
-    assert ">870 ns<" in page
+    rows = [re.findall(r"<td [^>]*>([^<]*)", row) for row in page.split("Machine values")[1].split("<tr>")[2:]]
+    assert [row[:5] for row in rows] == [
+        ["hbm_bandwidth_bytes_per_s", "7.1 TB/s", number(0.3 * fused_us), "30 %", "measured"],
+        ["launch_latency_s", "870 ns", number(0.1 * fused_us), "10 %", "fitted"],
+    ]
+
+
+def test_at_most_twelve_machine_values_are_shown(tmp_path: Path) -> None:
+    report = synthetic_report(synthetic_timelines())
+    report["machine_values"] = [{**report["machine_values"][0], "us": 20.0 - one} for one in range(15)]
+
+    page = page_of(report, {}, tmp_path / "report.html")
+
+    assert page.count(">7.1 TB/s<") == 12
+    assert "3 further values price 21 µs together" in page
 
 
 def test_the_page_of_a_whole_step_stays_small(tmp_path: Path) -> None:
