@@ -80,9 +80,9 @@ def drawn_steps_us(
 ) -> list[float]:
     """The predicted step, and then that of each drawn machine, in microseconds.
 
-    Sampled skew between ranks is replaced by its mean, so that draws differ by the machine's values alone. Paths see the
-    same machines in the same order: their steps can be divided draw by draw. ``answer``: what predicts, such as one that
-    also tells how far it is.
+    Sampled skew between ranks is replaced by its mean, so that draws differ by the machine's values alone. Paths see
+    the same machines in the same order: their steps can be divided draw by draw. ``answer``: what predicts, such as one
+    that also tells how far it is.
     """
     expected = question.expected()
     machines = (question.machine, *draw_machines(question.machine, num_draws, seed))

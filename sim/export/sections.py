@@ -278,13 +278,15 @@ def table(
 ) -> str:
     """``numbers`` are the columns that hold numbers: they line up at the right.
 
-    ``coloured``: the first column holds words with a colour. ``wrapped``: long words break, so that it fits any window.
+    ``coloured``: words of the first column have a colour. ``wrapped``: names break behind a "_" and the last column
+    anywhere, so that it fits any window.
     """
     align = ["class=number" if column in numbers else "" for column in range(len(names))]
 
     def cell(column: int, value: str) -> str:
         colour = f'<i class="{word_class(value)}"></i>' if coloured and column == 0 else ""
-        return f"<td {align[column]}>{colour}{text(value)}</td>"
+        shown = text(value).replace("_", "_<wbr>") if wrapped and column == 0 else text(value)
+        return f"<td {align[column]}>{colour}{shown}</td>"
 
     head = "".join(f"<th {how}>{text(name)}</th>" for name, how in zip(names, align, strict=True))
     body = "".join("<tr>" + "".join(cell(i, value) for i, value in enumerate(row)) + "</tr>" for row in rows)

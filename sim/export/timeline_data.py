@@ -18,7 +18,7 @@ from k3sim.sim.timeline.timeline import Counter, KernelRun, Phase, Span, Timelin
 
 RATES = {"hbm": "HBM", "nvlink egress": "NVLink out"}  # resource -> name of its chart
 
-Pattern = tuple[tuple[int, int, str, str], ...]  # offset from the kernel's start and length in ps, word, phase
+Relative = tuple[Any, ...]  # stream and spans of a kernel from its start on
 
 
 def timeline_data(timeline: Timeline) -> dict[str, Any]:
@@ -34,7 +34,8 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
         key=lambda item: (item[0].start_ps, item[0].index),
     )
     stages = _Numbered()
-    patterns: dict[Pattern, int] = {}
+    number_of_pattern: dict[Relative, int] = {}
+    patterns: list[list[list[int]]] = []
     words, phases = _Numbered(), _Numbered()
     columns: dict[str, list[int]] = {
         name: [] for name in ("stage", "lane", "layer", "start", "length", "pattern", "hbm", "l2", "sent")
@@ -42,14 +43,17 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
     number_of: dict[int, int] = {}  # index of a kernel to its place in the columns
     for number, (kernel, row) in enumerate(placed):
         number_of[kernel.index] = number
-        pattern = _pattern(kernel)
+        relative = _relative(kernel)
+        pattern = number_of_pattern.setdefault(relative, len(patterns))
+        if pattern == len(patterns):
+            patterns.append(_pattern(kernel, words, phases))
         values = (
             stages[kernel.stage],
             row,
             kernel.layer,
             kernel.start_ps,
             kernel.duration_ps,
-            patterns.setdefault(pattern, len(patterns)),
+            pattern,
             kernel.hbm_bytes,
             kernel.l2_bytes,
             kernel.sent_bytes,
@@ -63,7 +67,7 @@ def timeline_data(timeline: Timeline) -> dict[str, Any]:
         "layers": _layers(timeline),
         "lanes": list(lanes),
         "kernels": columns,
-        "patterns": [[[at, length, words[word], phases[phase]] for at, length, word, phase in one] for one in patterns],
+        "patterns": patterns,
         "path": _path(timeline, number_of, words),
         "rates": _rates(timeline.counters, rank, timeline.step_ps),
         "stages": list(stages),
@@ -104,32 +108,52 @@ class _Numbered(dict[str, int]):
         return self[text]
 
 
-def _pattern(kernel: KernelRun) -> Pattern:
-    """The phases of a kernel that take time, each under the word that the waits have for it."""
-    return tuple(
-        (start_ps - kernel.start_ps, end_ps - start_ps, word, span.phase.value)
+def _relative(kernel: KernelRun) -> Relative:
+    """The spans of a kernel from its start on: kernels with the same ones are drawn alike."""
+    start_ps = kernel.start_ps
+    return (
+        kernel.stream,
+        *[
+            (span.phase, span.start_ps - start_ps, span.end_ps - start_ps, _arrival_ps(span) - start_ps)
+            if span.phase is Phase.PEERS
+            else (span.phase, span.start_ps - start_ps, span.end_ps - start_ps)
+            for span in kernel.spans
+        ],
+    )
+
+
+def _pattern(kernel: KernelRun, words: _Numbered, phases: _Numbered) -> list[list[int]]:
+    """The phases of a kernel that take time: offset from its start, length, word of the waits, phase."""
+    return [
+        [start_ps - kernel.start_ps, end_ps - start_ps, words[word], phases[span.phase.value]]
         for span in kernel.spans
         for word, start_ps, end_ps in _worded(span, kernel.stream)
         if end_ps > start_ps
-    )
+    ]
 
 
 def _worded(span: Span, stream: str) -> Iterable[tuple[str, int, int]]:
     """A span under the words of the waits: for peers it waits until its own data arrived, and then for a slower one."""
     if span.phase is Phase.PEERS:
-        arrival_ps = min(max(span.start_ps, span.arrival_ps), span.end_ps)
+        arrival_ps = _arrival_ps(span)
         yield Part.NVLINK.word, span.start_ps, arrival_ps
         yield Part.SLOWER_PEER.word, arrival_ps, span.end_ps
     else:
         yield word_of_phase(span.phase, stream), span.start_ps, span.end_ps
 
 
+def _arrival_ps(span: Span) -> int:
+    """When this rank's own data was visible, as far as the span waited for it."""
+    return min(max(span.start_ps, span.arrival_ps), span.end_ps)
+
+
 def _path(timeline: Timeline, number_of: Mapping[int, int], words: _Numbered) -> dict[str, list[int]]:
     """The critical path from 0 to the end of the step: length in ps, word, and kernel (-1: none) of each segment."""
     segments = critical_path(timeline)
+    number_of_part = {part: words[part.word] for part in dict.fromkeys(segment.part for segment in segments)}
     return {
         "length": [segment.end_ps - segment.start_ps for segment in segments],
-        "word": [words[segment.part.word] for segment in segments],
+        "word": [number_of_part[segment.part] for segment in segments],
         "kernel": [number_of.get(segment.kernel, -1) for segment in segments],
     }
 

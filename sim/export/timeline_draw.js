@@ -201,9 +201,9 @@ Object.assign(TimelineChart.prototype, {
     // Of a link that carries little, the scale is what it carries at most, or nothing would be seen of it.
     const most = Math.max(...means), fills = most > rate.capacity / 4 || !most;
     const scale = fills ? rate.capacity : most;
-    this.label(rate.name, y - 6, ROW.rate / 2);
-    this.label(`${fills ? "" : "to "}${(scale * 1e6 / size).toPrecision(3)} ${unit}`, y + 10, ROW.rate / 2);
-    if (!fills) this.label(`of ${(per_second / size).toPrecision(3)}`, y + 24, ROW.rate / 2);
+    this.label(rate.name, y - 2, ROW.rate / 2);
+    this.label(`${fills ? "" : "to "}${(scale * 1e6 / size).toPrecision(3)} ${unit}`, y + 13, ROW.rate / 2);
+    if (!fills) this.label(`of ${(per_second / size).toPrecision(3)}`, y + 27, ROW.rate / 2);
     let shape = `M${this.left} ${bottom}`;
     for (let i = 0; i < num_bins; i++) {
       const height = Math.min(1.05, means[i] / scale) * full;
