@@ -147,7 +147,7 @@ class BlockRequest(NamedTuple):
 
 @lru_cache(maxsize=1 << 14)
 def started(sm: Sm, request: BlockRequest, own_blocks: int) -> tuple[Sm, Registers | None]:
-    """An SM after a block has been offered to it, and the registers of the block; None where it does not start.
+    """An SM after a block has been offered to it, and the registers of the block, None where it does not start.
 
     Kept: an SM has few states, and every layer brings the same kernels.
     """

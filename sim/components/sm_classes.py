@@ -87,16 +87,18 @@ class SmClasses:
         return admitted
 
     def _classes(self, one: Placement) -> dict[tuple[int, int], list[SmClass]]:
-        """SMs in equal states with equal blocks of a kernel, by how empty they are."""
+        """SMs in equal states with equal blocks of a kernel, by how empty they are; those that a block changes."""
         classes: dict[tuple[int, int], list[SmClass]] = {}
         for state, sms in self._by_state.items():
-            same = classes.setdefault((state.registers, state.smem_bytes), [])
-            for held, those in one.resident.items():
-                if common := sms & those:
-                    same.append(SmClass(common, state, held, *started(state, one.request, len(held))))
-                    sms &= ~those
-            if sms:
-                same.append(SmClass(sms, state, (), *started(state, one.request, 0)))
+            for held, those in (*one.resident.items(), ((), sms)):
+                common = sms & those
+                if not common:
+                    continue
+                sms &= ~those
+                after, registers = started(state, one.request, len(held))
+                if registers is not None or after != state:
+                    emptiness = (state.registers, state.smem_bytes)
+                    classes.setdefault(emptiness, []).append(SmClass(common, state, held, after, registers))
         return classes
 
     def _admit_equal(self, one: Placement, classes: list[SmClass]) -> list[Allocation]:

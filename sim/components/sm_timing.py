@@ -55,6 +55,8 @@ class SmTiming:
         return max(max(self._flops_ps(one, sms), chain_ps), one.num_stages * self.stage_ps(wave, one))
 
     def _flops_ps(self, one: Pass, sms: int) -> float:
+        if not (one.flops or one.decoded_weights):
+            return 0.0
         if one.unit is Unit.CUDA_CORE:
             return 1e12 * one.flops / (2 * self._fma_per_clock * self._clock_hz * sms)
         share = sms / self._num_sms
