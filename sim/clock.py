@@ -30,6 +30,11 @@ class Clock(simpy.Environment):
     def __init__(self) -> None:
         super().__init__(initial_time=0)
 
+    @property
+    def now(self) -> int:
+        """Picoseconds."""
+        return self._now  # type: ignore[return-value]  # SimPy allows for any number
+
     def timeout(self, delay: float = 0, value: Any = None) -> simpy.Timeout:
         """An event ``delay`` from now."""
         assert delay >= 0, delay

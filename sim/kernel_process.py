@@ -51,10 +51,6 @@ class KernelProcess:
     later_waves: list[simpy.Event] = field(default_factory=list)  # fire when they have ended
 
     @property
-    def now(self) -> int:
-        return int(self.env.now)
-
-    @property
     def is_task(self) -> bool:
         """Of a megakernel: it has no launch and no exit of its own."""
         return self.call.launch == "task"
@@ -67,13 +63,13 @@ class KernelProcess:
     def run(self) -> Steps:
         """All phases."""
         call, work, run = self.call, self.work, self.state.run
-        run.start_ps, run.launched_by = self.now, self.admission.cause
+        run.start_ps, run.launched_by = self.env.now, self.admission.cause
         self.causes = [] if self.admission.by is None else [self.admission.cause]
         code = self.gpu.instruction_cache.launch(call)
         footprint, placement = yield from self.launch()
         if work.prefetches:
             run.hbm_bytes += yield from self.gpu.memory.prefetch_all(work)
-            run.add_span(Phase.WEIGHTS, self.now)
+            run.add_span(Phase.WEIGHTS, self.env.now)
             self.end(footprint)
             return
         resident_blocks = footprint.blocks - (0 if placement is None else placement.num_pending)
@@ -83,7 +79,7 @@ class KernelProcess:
         yield from self.wait_for_predecessors()
         yield from self.wait_for_peers()
         yield from self.wait_for_all_blocks(wave, placement, early)
-        self.begun_ps = self.now
+        self.begun_ps = self.env.now
         yield from self.run_serial_code(wave, code)
         if placement is not None and wave.is_part:
             self.admit_later_waves(wave, placement)
@@ -100,31 +96,31 @@ class KernelProcess:
     def launch(self) -> Generator[simpy.Event, Any, tuple[Footprint, Placement | None]]:
         """Wait for completion of the node before, for SMs and for the launch; the kernel's blocks are resident then."""
         env, run, work, gpu, admission = self.env, self.state.run, self.work, self.gpu, self.admission
-        launched_ps = first_ps = self.now
+        launched_ps = first_ps = self.env.now
         if not self.is_task:
             if admission.completed and admission.by_kernel:
                 yield env.timeout(gpu.launches.release_ps(run, admission))
-                run.add_span(Phase.RELEASE, self.now, admission.cause, launched_ps)
-            first_ps = self.now + gpu.launches.first_instruction_ps(admission)
+                run.add_span(Phase.RELEASE, self.env.now, admission.cause, launched_ps)
+            first_ps = self.env.now + gpu.launches.first_instruction_ps(admission)
         footprint = gpu.occupancy.footprint(work)
         granted = gpu.occupancy.acquire(footprint, placed=bool(work.registers_per_thread))
         waited = granted is not None
         if granted is not None:
             ended = yield granted
-            run.add_span(Phase.SM_SLOTS, self.now, ended, self.now)
+            run.add_span(Phase.SM_SLOTS, self.env.now, ended, self.env.now)
         placement = gpu.occupancy.place(work, footprint) if work.registers_per_thread else None
         if placement is not None and not placement.resident:
             waited = True
             ended = yield placement.all_resident if work.co_resident else placement.first_resident
-            run.add_span(Phase.SM_SLOTS, self.now, ended, self.now)
+            run.add_span(Phase.SM_SLOTS, self.env.now, ended, self.env.now)
         if not self.is_task:
             # A launch that waits for SMs is ready when there are some. The first wave: later blocks are dispatched
             # while earlier ones run.
             if waited:
-                first_ps = max(first_ps, self.now + gpu.launches.refill_ps)
+                first_ps = max(first_ps, self.env.now + gpu.launches.refill_ps)
             dispatch_ps = gpu.launches.dispatch_ps(footprint.blocks)
-            yield env.timeout(first_ps - self.now + gpu.launches.prologue_ps + dispatch_ps)
-            run.add_span(Phase.LAUNCH, self.now, admission.cause, launched_ps)
+            yield env.timeout(first_ps - self.env.now + gpu.launches.prologue_ps + dispatch_ps)
+            run.add_span(Phase.LAUNCH, self.env.now, admission.cause, launched_ps)
         return footprint, placement
 
     # -- before the dependency wait: early reads, trigger ----------------------------------------------------------
@@ -141,7 +137,7 @@ class KernelProcess:
             if self.work.trigger_waits_for_loads:
                 self.env.start(self.trigger_at_start(wave))
             else:
-                self.state.trigger(self.now)
+                self.state.trigger(self.env.now)
         return early
 
     def trigger_at_start(self, wave: Wave) -> Steps:
@@ -150,7 +146,7 @@ class KernelProcess:
             for asked in wave.asking:
                 if not asked.processed:
                     yield asked
-        self.state.trigger(self.now)
+        self.state.trigger(self.env.now)
 
     def start_pending_blocks(self, wave: Wave, placement: Placement, one: Pass) -> Steps:
         """Blocks that were pending at first: they ask for their share, and then all blocks have triggered."""
@@ -187,14 +183,14 @@ class KernelProcess:
         if last is not None:
             ended = last.run
             self.causes.append(ended.index)
-            run.add_span(Phase.DEPENDENCY, self.now, ended.index, ended.end_ps)
+            run.add_span(Phase.DEPENDENCY, self.env.now, ended.index, ended.end_ps)
             settle_ps = self.gpu.launches.settle_ps(is_task=self.is_task) + self.gpu.memory.queueing_ps()
-            left_ps = ended.end_ps + settle_ps - self.now
+            left_ps = ended.end_ps + settle_ps - self.env.now
             if left_ps > 0 and not last.is_host:
                 yield self.env.timeout(left_ps)
-                run.add_span(Phase.REDUCE if self.is_task else Phase.RELEASE, self.now, ended.index, ended.end_ps)
+                run.add_span(Phase.REDUCE if self.is_task else Phase.RELEASE, self.env.now, ended.index, ended.end_ps)
         if late:
-            self.state.trigger(self.now)
+            self.state.trigger(self.env.now)
 
     def wait_for_peers(self) -> Steps:
         for index in self.call.receives:
@@ -209,7 +205,7 @@ class KernelProcess:
             wave.is_part = placement.num_pending > 0 and not (self.work.co_resident or self.exchanges_inside)
             if not wave.is_part and not placement.all_resident.processed:
                 ended = yield placement.all_resident
-                wave.run.add_span(Phase.SM_SLOTS, self.now, ended, self.now)
+                wave.run.add_span(Phase.SM_SLOTS, self.env.now, ended, self.env.now)
                 wave.resident_blocks = wave.num_blocks
         stream = early[first_streaming(self.work.passes)]
         if wave.later is not None and stream is not None:
@@ -221,7 +217,7 @@ class KernelProcess:
         serial_ps = round(self.pace * self.gpu.instruction_cache.serial_ps(code, self.work, wave.num_blocks))
         if serial_ps:
             yield self.env.timeout(serial_ps)
-            wave.run.add_span(Phase.COMPUTE, self.now)
+            wave.run.add_span(Phase.COMPUTE, self.env.now)
 
     def run_passes(
         self, wave: Wave, passes: Sequence[Pass], early: EarlyReads, *,
@@ -234,11 +230,11 @@ class KernelProcess:
             limit = self.gpu.loads.limit(wave, one)
             late = late_reads(one, reads)
             input_ps = yield from self.wait_for_first_bytes(wave, one, reads, late)
-            start_ps = self.now
+            start_ps = self.env.now
             yield from self.stream(wave, one, reads, late, limit)
             yield from self.compute(wave, one, start_ps, input_ps)
             if triggers and is_last:
-                self.state.trigger(self.now)
+                self.state.trigger(self.env.now)
             if not is_last and position + 1 not in early:
                 early[position + 1] = self.gpu.loads.start_early(wave, passes[position + 1])
             yield from self.reduce(wave, one)
@@ -257,18 +253,18 @@ class KernelProcess:
         setup_ps = round(pace * one.num_tensor_core_setups * gpu.sm_timing.tensor_core_setup_ps)
         if self.work.register_loads and early is not None and early.through is not None and not early.through.processed:
             yield early.through
-            run.add_span(Phase.WEIGHTS, self.now)
+            run.add_span(Phase.WEIGHTS, self.env.now)
         if early is not None:
             # A full pipeline moves on when the input is there. What is left of a set-up that began with the early reads
             # shows only if the loads are shorter.
-            before_ps = loads_ps + max(0, early.began_ps + setup_ps - self.now - loads_ps)
+            before_ps = loads_ps + max(0, early.began_ps + setup_ps - self.env.now - loads_ps)
             loads_ps = 0
         else:
             before_ps = round(pace * one.num_address_loads * gpu.memory.latency_ps()) + setup_ps
         if before_ps:
             yield env.timeout(before_ps)
-            run.add_span(Phase.LATENCY, self.now)
-        input_ps = self.now + loads_ps
+            run.add_span(Phase.LATENCY, self.env.now)
+        input_ps = self.env.now + loads_ps
         # A cold stream waits for its first bytes, and so does a load pipeline that has drained, since nothing is in
         # flight then; filling a tensor-core pipeline is part of its set-up.
         drained = early is None or early.through is None or early.through.processed
@@ -276,15 +272,15 @@ class KernelProcess:
             if early is not None:
                 # A ring that stands full asks for more when its first slot is free.
                 yield env.timeout(round(pace * gpu.sm_timing.stage_ps(wave, one)))
-                run.add_span(Phase.COMPUTE, self.now)
+                run.add_span(Phase.COMPUTE, self.env.now)
             yield env.timeout(gpu.loads.first_bytes_ps)
-            run.add_span(Phase.RAMP, self.now)
+            run.add_span(Phase.RAMP, self.env.now)
         return input_ps
 
     def stream(self, wave: Wave, one: Pass, early: Stream | None, late: Pieces, limit: StreamLimit) -> Steps:
         """Bytes of a pass: what is left to ask for, and what was asked for early."""
         gpu, run, stream = self.gpu, wave.run, Stream()
-        start_ps = shown_ps = self.now
+        start_ps = shown_ps = self.env.now
         for read, num_bytes in late:
             gpu.loads.read(stream, read, num_bytes, limit)
         if one.written_bytes:
@@ -307,35 +303,37 @@ class KernelProcess:
                 shown_ps = first_ps
             run.count_bytes(reads.hbm_bytes, reads.l2_bytes)
             stream.expose(reads, first_ps, start_ps)
-        if self.now > shown_ps:
+        if self.env.now > shown_ps:
             on_main = run.stream == "main"
-            for phase, length_ps in stream.bounds(shown_ps, self.now, limit, gpu.hbm_bytes_per_us, on_main=on_main):
+            for phase, length_ps in stream.bounds(shown_ps, self.env.now, limit, gpu.hbm_bytes_per_us, on_main=on_main):
                 run.add_span(phase, run.spanned_ps + length_ps)
-            run.add_span(Phase.L2, self.now)
+            run.add_span(Phase.L2, self.env.now)
 
     def compute(self, wave: Wave, one: Pass, start_ps: int, input_ps: int) -> Steps:
         """The input, which was asked for with the stream, and arithmetic that outlasts the stream beside it."""
         timing, run, pace = self.gpu.sm_timing, wave.run, self.pace
-        if input_ps > self.now:
-            yield self.env.timeout(input_ps - self.now)
-            run.add_span(Phase.LATENCY, self.now)
+        if input_ps > self.env.now:
+            yield self.env.timeout(input_ps - self.env.now)
+            run.add_span(Phase.LATENCY, self.env.now)
         streamed_ps = self.gpu.activations.load_ps(wave, one, one.streamed_activation_bytes_per_block)
         compute_ps = round(pace * max(timing.arithmetic_ps(wave, one), streamed_ps))
         last_ps = compute_ps * last_slot_share(self.work, one) + pace * timing.last_slot_port_ps(wave, one)
         stage_ps = pace * timing.stage_ps(wave, one)
-        left_ps = max(max(start_ps, input_ps) + compute_ps - self.now, round(last_ps), round(stage_ps))
+        left_ps = max(max(start_ps, input_ps) + compute_ps - self.env.now, round(last_ps), round(stage_ps))
         if left_ps > 0:
             yield self.env.timeout(left_ps)
-            run.add_span(Phase.COMPUTE, self.now)
+            run.add_span(Phase.COMPUTE, self.env.now)
 
     def reduce(self, wave: Wave, one: Pass) -> Steps:
         """Reductions within blocks, then barriers between them."""
+        if not (one.num_block_reductions or one.num_barriers):
+            return
         reduce_ps = round(self.pace * one.num_block_reductions * self.gpu.sm_timing.block_reduction_ps)
         barrier_ps = round(self.pace * one.num_barriers * self.gpu.barriers.wait_ps(one.barrier))
         if reduce_ps + barrier_ps:
             yield self.env.timeout(reduce_ps + barrier_ps)
             wave.run.add_span(Phase.LATENCY, wave.run.spanned_ps + reduce_ps)
-            wave.run.add_span(Phase.REDUCE, self.now)
+            wave.run.add_span(Phase.REDUCE, self.env.now)
 
     def admit_later_waves(self, wave: Wave, placement: Placement) -> None:
         """Give every group of blocks that becomes resident from now on a wave of its own."""
@@ -346,7 +344,7 @@ class KernelProcess:
         """Blocks that became resident while others of their kernel were at work already: their part of all passes."""
         ended = simpy.Event(self.env)
         self.later_waves.append(ended)
-        record = replace(wave.run, spans=[], start_ps=self.now, hbm_bytes=0, l2_bytes=0)  # its spans are not shown
+        record = replace(wave.run, spans=[], start_ps=self.env.now, hbm_bytes=0, l2_bytes=0)  # its spans are not shown
         later = replace(wave, run=record, resident_blocks=num_blocks(blocks), later=None)
         yield self.env.timeout(self.gpu.launches.refill_ps + self.gpu.launches.prologue_ps)
         passes = later.passes()
@@ -364,7 +362,7 @@ class KernelProcess:
         for ended in self.later_waves:
             if not ended.processed:
                 yield ended
-        self.state.run.add_span(Phase.SM_SLOTS, self.now)
+        self.state.run.add_span(Phase.SM_SLOTS, self.env.now)
 
     def send_and_exit(self, wave: Wave, placement: Placement | None, code: LaunchedCode) -> Steps:
         """Stragglers and stores, later waves, then the push; a task's stores are part of its counter."""
@@ -372,28 +370,28 @@ class KernelProcess:
         exit_ps, behind_push_ps = self.gpu.instruction_cache.exit_ps(code, pushes=pushes)
         if not self.is_task and exit_ps:
             yield self.env.timeout(round(self.pace * (exit_ps - behind_push_ps)) + self.gpu.memory.queueing_ps())
-            wave.run.add_span(Phase.DRAIN, self.now)
+            wave.run.add_span(Phase.DRAIN, self.env.now)
         if placement is not None and wave.is_part:
             yield from self.wait_for_later_waves(placement)
         if pushes:
             yield from self.gpu.peers.push(self.state, self.call, self.work.sent_bytes_per_peer)
             if not self.is_task and behind_push_ps:
                 yield self.env.timeout(round(self.pace * behind_push_ps))
-                wave.run.add_span(Phase.DRAIN, self.now)
+                wave.run.add_span(Phase.DRAIN, self.env.now)
 
     def exchange_inside(self) -> Steps:
         """Between its first pass and the next: a kernel that sends and then receives."""
         self.count_work()
         yield from self.gpu.peers.swap(self.state, self.call, self.work.sent_bytes_per_peer)
-        self.begun_ps = self.now
+        self.begun_ps = self.env.now
 
     def count_work(self) -> None:
         """Count what the kernel did since ``begun_ps`` as differing between ranks; waits for peers do not."""
         if self.call.stream == "main":
-            self.gpu.peers.worked(self.now - self.begun_ps)
+            self.gpu.peers.worked(self.env.now - self.begun_ps)
 
     def end(self, footprint: Footprint) -> None:
         """Release the wave, and let those that wait for the kernel resume."""
-        self.state.end(self.now, self.causes)
+        self.state.end(self.env.now, self.causes)
         self.gpu.occupancy.release(footprint, self.state.run.index)
         self.state.done.reach()

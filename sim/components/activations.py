@@ -35,6 +35,8 @@ class ActivationLoads:
 
     def load_ps(self, wave: Wave, one: Pass, num_bytes: int) -> float:
         """What the blocks of a pass take to load ``num_bytes`` each."""
+        if not num_bytes:
+            return 0.0
         blocks = min(wave.resident_blocks, one.num_blocks or wave.work.num_blocks)
         of_an_sm, of_all = self._rates[one.activation_form]
         return 1e12 * num_bytes * max(-(-blocks // self._num_sms) / of_an_sm, blocks / of_all)

@@ -93,7 +93,7 @@ class LoadPipeline:
         asked = simpy.Event(self._env)
         wave.asking.append(asked)
         stream = Stream(
-            through=simpy.Event(self._env), asked=asked, budget_bytes=budget_bytes, began_ps=int(self._env.now)
+            through=simpy.Event(self._env), asked=asked, budget_bytes=budget_bytes, began_ps=self._env.now
         )
         pieces: Pieces = []
         left, skipped = budget_bytes, skipped_bytes
@@ -134,7 +134,7 @@ class LoadPipeline:
         for part in self._read_pieces(stream, in_turns, limit):
             if not part.processed:
                 yield part
-        if (left_ps := stream.began_ps + asking_ps - int(self._env.now)) > 0:
+        if (left_ps := stream.began_ps + asking_ps - self._env.now) > 0:
             # Nobody waits for what comes meanwhile.
             self._env.start(self._fire_later(stream.asked, left_ps))
         else:
@@ -172,4 +172,4 @@ class LoadPipeline:
         """Make ``part`` one of the stream's, and note under ``name`` when it was through."""
         stream.parts.append(part)
         assert part.callbacks is not None
-        part.callbacks.append(lambda _: setattr(stream, name, int(self._env.now)))
+        part.callbacks.append(lambda _: setattr(stream, name, self._env.now))

@@ -176,17 +176,11 @@ class Memory:
         limit, from_hbm = self.prefetch_limit(work.num_blocks, work.bytes_in_flight_per_block), 0
         for one in work.passes:
             for read in one.reads:
-                from_hbm += yield self.prefetch(read.region, read.num_bytes, limit)
+                from_hbm += yield from self.prefetch(read.region, read.num_bytes, limit)
         return from_hbm
 
-    def prefetch(self, region: str, num_bytes: int, limit: StreamLimit) -> simpy.events.Process:
-        """Bring a region into L2 in the background until done or until a kernel reads it itself.
-
-        The value of the process is the number of bytes that came from HBM.
-        """
-        return self._env.process(self._prefetch(region, num_bytes, limit))
-
-    def _prefetch(self, region: str, num_bytes: int, limit: StreamLimit) -> Generator[simpy.Event, None, int]:
+    def prefetch(self, region: str, num_bytes: int, limit: StreamLimit) -> Generator[simpy.Event, Any, int]:
+        """Bring a region into L2 until done or until a kernel reads it itself; returns bytes that came from HBM."""
         fetched = 0
         while fetched < num_bytes:
             # What kernels asked for themselves meanwhile, and what is there already, need not be fetched.

@@ -57,6 +57,9 @@ class Occupancy:
         self._free_registers = self._num_sms * REGISTERS_PER_SM
         self._waiting: list[tuple[Footprint, simpy.Event]] = []
         self.sms = SmClasses(self._num_sms, Sm.idle(self._smem_per_sm, self._threads_per_sm))
+        # Of blocks by their shape: every layer brings the same kernels.
+        self._footprints: dict[tuple[int | None, ...], Footprint] = {}
+        self._carve_outs: dict[tuple[int | None, ...], int] = {}
         self._pending: list[Placement] = []  # of kernels with pending blocks, in the order of launch
 
     def footprint(self, work: Work) -> Footprint:
@@ -64,6 +67,13 @@ class Occupancy:
 
         Raises UserError when not even one block fits on an SM.
         """
+        shape = (work.num_blocks, *_block_shape(work))
+        known = self._footprints.get(shape)
+        if known is None:
+            known = self._footprints[shape] = self._footprint(work)
+        return known
+
+    def _footprint(self, work: Work) -> Footprint:
         for what, needed, available in (
             ("bytes of shared memory", work.smem_bytes_per_block, self._smem_per_block),
             ("threads", work.threads_per_block, self._threads_per_sm),
@@ -84,7 +94,11 @@ class Occupancy:
         return Footprint(blocks, blocks * work.smem_bytes_per_block, blocks * work.threads_per_block, registers)
 
     def _carve_out(self, work: Work) -> int:
-        return requested_carve_out(work, self._smem_per_sm, self._threads_per_sm)
+        shape = _block_shape(work)
+        known = self._carve_outs.get(shape)
+        if known is None:
+            known = self._carve_outs[shape] = requested_carve_out(work, self._smem_per_sm, self._threads_per_sm)
+        return known
 
     def l1_bytes(self, work: Work, placement: Placement | None) -> int:
         """What is L1 on the SMs of a kernel's blocks: where it is least, as their shared memory is carved out."""
@@ -172,3 +186,14 @@ class Occupancy:
                 break
             one.all_resident.succeed(by)
         self._pending = [one for one in self._pending if one.num_pending]
+
+
+def _block_shape(work: Work) -> tuple[int | None, ...]:
+    """All that a block's room on an SM depends on."""
+    return (
+        work.threads_per_block,
+        work.smem_bytes_per_block,
+        work.max_blocks_per_sm,
+        work.registers_per_thread,
+        work.carve_out_percent,
+    )

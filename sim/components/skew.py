@@ -38,10 +38,12 @@ class Paces:
     def __init__(self, relative_sd: float, seed: int) -> None:
         self._relative_sd = relative_sd
         self._seed = seed
+        self._random = random.Random()  # seeded anew for every draw
 
     def pace(self, rank: int, call_index: int) -> float:
         # Keyed by rank and call, so the draw does not depend on the order in which events happen.
-        draw = random.Random((self._seed * 1_000_003 + rank) * 1_000_003 + call_index).gauss(0.0, 1.0)
+        self._random.seed((self._seed * 1_000_003 + rank) * 1_000_003 + call_index)
+        draw = self._random.gauss(0.0, 1.0)
         return 1.0 + self._relative_sd * min(_MOST_SDS, max(-_MOST_SDS, draw))
 
 

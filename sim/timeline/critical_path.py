@@ -130,8 +130,7 @@ def _walk_kernel(
     run: KernelRun, runs: Mapping[int, KernelRun], now: int, attribute: Callable[[int, Part, int], None]
 ) -> tuple[KernelRun | None, int]:
     """Back through one kernel from ``now``; returns the kernel that it waited for, and when."""
-    starts = [span.start_ps for span in run.spans]
-    for position in range(bisect_right(starts, now) - 1, -1, -1):
+    for position in range(len(run.spans) - 1, -1, -1):
         span = run.spans[position]
         if span.start_ps >= now:
             continue

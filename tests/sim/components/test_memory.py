@@ -31,7 +31,7 @@ def test_bytes_in_flight_and_sms_cap_a_stream() -> None:
 
 def test_weights_are_served_from_l2_once() -> None:
     env, one = memory()
-    env.run(until=one.prefetch("w", 300, FAST))
+    env.run(until=env.process(one.prefetch("w", 300, FAST)))
     hbm, l2, from_hbm, from_l2 = one.fetch("w", 500, FAST, reused=False)
     env.run(until=hbm & l2)
     assert (from_hbm, from_l2) == (200, 300)
@@ -133,7 +133,7 @@ CHUNK = Memory.PREFETCH_CHUNK_BYTES
 def test_a_prefetch_does_not_repeat_what_is_there() -> None:
     env, one = memory(l2_effective_bytes=10 * CHUNK)
     one.l2.insert("w", CHUNK)
-    done = one.prefetch("w", 3 * CHUNK, FAST)
+    done = env.process(one.prefetch("w", 3 * CHUNK, FAST))
     env.run(until=done)
     assert done.value == 2 * CHUNK
     assert env.now == 2 * CHUNK
@@ -142,7 +142,7 @@ def test_a_prefetch_does_not_repeat_what_is_there() -> None:
 
 def test_a_prefetch_taken_over_finishes_its_chunk() -> None:
     env, one = memory(l2_effective_bytes=10 * CHUNK)
-    done = one.prefetch("w", 4 * CHUNK, FAST)
+    done = env.process(one.prefetch("w", 4 * CHUNK, FAST))
     env.run(until=CHUNK + CHUNK // 2)
     assert one.fetch("w", 4 * CHUNK, FAST, reused=False)[2:] == (3 * CHUNK, CHUNK)
     env.run(until=done)
@@ -154,7 +154,7 @@ def test_a_prefetch_fetches_what_kernels_left() -> None:
     env, one = memory(l2_effective_bytes=10 * CHUNK)
     hbm, _, _, _ = one.fetch("w", CHUNK, FAST, reused=False)
     env.run(until=hbm)
-    done = one.prefetch("w", 3 * CHUNK, FAST)
+    done = env.process(one.prefetch("w", 3 * CHUNK, FAST))
     env.run(until=done)
     assert done.value == 2 * CHUNK
     assert one.fetch("w", 2 * CHUNK, FAST, reused=False)[2:] == (0, 2 * CHUNK)
@@ -163,7 +163,7 @@ def test_a_prefetch_fetches_what_kernels_left() -> None:
 
 def test_a_prefetch_larger_than_l2_ends() -> None:
     env, one = memory(l2_effective_bytes=2 * CHUNK)
-    done = one.prefetch("w", 5 * CHUNK, FAST)
+    done = env.process(one.prefetch("w", 5 * CHUNK, FAST))
     env.run(until=done)
     assert done.value == 5 * CHUNK
     assert one.l2.resident("w") == one.l2.used_bytes == 2 * CHUNK
@@ -190,7 +190,7 @@ def test_hbm_and_l2_serve_what_was_asked(steps: list[tuple[str, str, int, int]])
             one.write(num_bytes, FAST)
             hbm_bytes += num_bytes
         elif action == "prefetch":
-            prefetched.append(one.prefetch(region or "v", num_bytes, FAST))
+            prefetched.append(env.process(one.prefetch(region or "v", num_bytes, FAST)))
         else:
             _, _, from_hbm, from_l2 = one.fetch(region, num_bytes, FAST, reused=action == "reuse" and bool(region))
             assert from_hbm + from_l2 == num_bytes
