@@ -54,11 +54,11 @@ class MachineCode:
     """What a kernel's machine code is, as far as it takes time: a launch whose code is no longer in the instruction
     caches of its SMs fetches it as it runs.
 
-    Counts are of the entry functions for sm_90a, TP16, one row (``k3sim kernels build --arch sm_90a``); the tests hold
-    ``num_bytes`` to within a third of what is built. ``serial_instructions``: of 16 bytes, that one warp runs straight
-    through after the dependency wait, counted in SASS from one barrier of the block or cluster to the next, along the
-    warp that ends last. What other counts price is not in it: loops, the products, what each slot of an exchange takes
-    (its visibility). Where it grows with rows, the cost counts it (``Work.serial_instructions``).
+    ``num_bytes`` is read from what was built for sm_90a (``kernels/footprints``). ``serial_instructions``: of 16 bytes,
+    that one warp runs straight through after the dependency wait, counted in SASS at TP16 and one row, from one barrier
+    of the block or cluster to the next, along the warp that ends last. What other counts price is not in it: loops, the
+    products, what each slot of an exchange takes (its visibility). Where it grows with rows, the cost counts it
+    (``Work.serial_instructions``).
     ``icache_miss_instructions``: straight code whose pace while the cache holds it is part of another count, so that
     only the misses are added.
     """

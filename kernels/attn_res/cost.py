@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from k3sim.kernels.footprints import built_code, footprint
 from k3sim.kernels.work import Barrier, MachineCode, Pass, Read, ReadKind, Work
 from k3sim.model.program import Weight
 
@@ -20,11 +21,12 @@ def parameters(hidden: int, *, early: bool) -> Read:
     return Read(region="", num_bytes=3 * hidden * BF16_BYTES, early=early)
 
 
+COMBINE, SNAPSHOT_PART = "combine_snapshots8", "snapshot_part_snapshots8"  # the largest forms
 ROW_BLOCKS = 4  # of the project's own kernels, which split a row over a cluster
 
 
 def _row_cluster(
-    *, rows: int, hidden: int, num_snapshots: int, loaded_rows: int, num_barriers: int, registers: int
+    *, rows: int, hidden: int, num_snapshots: int, loaded_rows: int, num_barriers: int, form: str
 ) -> Work:
     row_bytes = hidden * BF16_BYTES
     return Work(
@@ -34,7 +36,7 @@ def _row_cluster(
         # Parameters and snapshots, all asked for at once.
         bytes_in_flight_per_block=(num_snapshots + 3) * row_bytes // ROW_BLOCKS,
         max_blocks_per_sm=4,
-        registers_per_thread=registers,
+        registers_per_thread=footprint("attn_res", form).allocated_registers,
         carve_out_percent=None,
         passes=(
             Pass(
@@ -60,7 +62,7 @@ def _row_cluster(
 def combine(weights: Sequence[Weight], *, rows: int, hidden: int, sources: int) -> Work:
     """Mix ``sources`` vectors and normalise: four blocks a row, logits and then the norm over their cluster."""
     return _row_cluster(
-        rows=rows, hidden=hidden, num_snapshots=sources - 1, loaded_rows=2, num_barriers=2, registers=128
+        rows=rows, hidden=hidden, num_snapshots=sources - 1, loaded_rows=2, num_barriers=2, form=COMBINE
     )
 
 
@@ -71,13 +73,13 @@ def snapshot_part(weights: Sequence[Weight], *, rows: int, hidden: int, sources:
     that of the fence behind its stores, which whoever joins it relies on.
     """
     work = _row_cluster(
-        rows=rows, hidden=hidden, num_snapshots=sources - 1, loaded_rows=0, num_barriers=1, registers=80
+        rows=rows, hidden=hidden, num_snapshots=sources - 1, loaded_rows=0, num_barriers=1, form=SNAPSHOT_PART
     )
     (mix,) = work.passes
     return replace(work, passes=(replace(mix, num_dependent_loads=2), Pass(num_dependent_loads=1)))
 
 
 CODE: Mapping[str, MachineCode] = {
-    "combine": MachineCode(num_bytes=14336, serial_instructions=780),
-    "snapshot_part": MachineCode(num_bytes=9856, serial_instructions=300),
+    "combine": built_code("attn_res", COMBINE, serial_instructions=780),
+    "snapshot_part": built_code("attn_res", SNAPSHOT_PART, serial_instructions=300),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from k3sim.kernels.footprints import built_code, footprint
 from k3sim.kernels.work import MachineCode, Pass, Read, Work
 from k3sim.model.program import Weight
 
@@ -93,7 +94,9 @@ def persistent(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_mil
         bytes_in_flight_per_block=OWN_RING_BYTES,
         ring_slots=OWN_RING_SLOTS,
         max_blocks_per_sm=1,
-        registers_per_thread=72 if width <= 192 else 80,
+        registers_per_thread=footprint(
+            "expert_gemv", "width192_bf16" if width <= 192 else "width384_bf16"
+        ).allocated_registers,
         co_resident=True,
         deep_prefetch=True,
         passes=tuple(passes),
@@ -110,8 +113,8 @@ def persistent_push(
 
 
 CODE: Mapping[str, MachineCode] = {
-    "down": MachineCode(num_bytes=11008, serial_instructions=150),
-    "gate_up": MachineCode(num_bytes=13952, serial_instructions=220),
-    "persistent": MachineCode(num_bytes=25856, serial_instructions=300),
-    "persistent_push": MachineCode(num_bytes=26112, serial_instructions=300),
+    "down": built_code("expert_gemv", "width192_down", serial_instructions=150),
+    "gate_up": built_code("expert_gemv", "width192_gate_up", serial_instructions=220),
+    "persistent": built_code("expert_gemv", "width192_bf16", serial_instructions=300),
+    "persistent_push": built_code("expert_gemv", "width192_push16", serial_instructions=300),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from k3sim.kernels.footprints import built_code, footprint
 from k3sim.kernels.work import Barrier, MachineCode, Pass, Read, ReadKind, Work
 from k3sim.model.program import Weight
 
@@ -41,7 +42,9 @@ def cluster(
         smem_bytes_per_block=192 * 1024 if streams else 16 * 1024,
         bytes_in_flight_per_block=192 * 1024 if streams else state_bytes // heads // blocks_per_head + 8 * 1024,
         max_blocks_per_sm=1 if streams else 2,
-        registers_per_thread=168 if streams or blocks_per_head == 4 else 128,
+        registers_per_thread=footprint(
+            "kda_decode", f"heads6_fp32_{'stream' if streams else f'cluster{blocks_per_head}'}"
+        ).allocated_registers,
         carve_out_percent=None,
         passes=(
             Pass(
@@ -65,5 +68,5 @@ def cluster(
 
 
 CODE: Mapping[str, MachineCode] = {
-    "cluster": MachineCode(num_bytes=11392, serial_instructions=440),
+    "cluster": built_code("kda_decode", "heads6_fp32_cluster4", serial_instructions=440),
 }

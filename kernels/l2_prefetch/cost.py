@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from k3sim.kernels.footprints import built_code
 from k3sim.kernels.work import MachineCode, Pass, Read, Work
 from k3sim.model.program import Weight
 
@@ -36,5 +37,5 @@ def bulk(weights: Sequence[Weight], *, budget_bytes: int) -> Work:
 
 
 CODE: Mapping[str, MachineCode] = {
-    "bulk": MachineCode(num_bytes=3968),
+    "bulk": built_code("l2_prefetch", "plain"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from k3sim.kernels.footprints import built_code
 from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS
 from k3sim.kernels.work import Barrier, MachineCode, Pass, Read, Unit, Work, block_work
 from k3sim.model.program import Weight
@@ -94,8 +95,8 @@ def collect(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
 
 
 CODE: Mapping[str, MachineCode] = {
-    "collect": MachineCode(num_bytes=1408, serial_instructions=35),
-    "send": MachineCode(num_bytes=1920, serial_instructions=45),
-    "send_shared": MachineCode(num_bytes=1920, serial_instructions=45),
-    "up_cluster": MachineCode(num_bytes=17664, serial_instructions=475),
+    "collect": built_code("latent_tail", "collect_ranks16_rows1", serial_instructions=35),
+    "send": built_code("latent_tail", "send_ranks16_rows1", serial_instructions=45),
+    "send_shared": built_code("latent_tail", "send_shared_ranks16", serial_instructions=45),
+    "up_cluster": built_code("latent_tail", "up_ranks16_rows1", serial_instructions=475),
 }

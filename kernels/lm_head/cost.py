@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from k3sim.kernels.footprints import built_code
 from k3sim.kernels.work import MachineCode, Pass, Work, block_work
 from k3sim.model.program import Weight
 
@@ -18,5 +19,5 @@ def select(weights: Sequence[Weight], *, rows: int) -> Work:
 
 
 CODE: Mapping[str, MachineCode] = {
-    "select": MachineCode(num_bytes=26240, serial_instructions=1620),
+    "select": built_code("lm_head", "top64_of_10240", serial_instructions=1620),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from k3sim.kernels.footprints import built_code, footprint
 from k3sim.kernels.work import ActivationForm, Barrier, MachineCode, Pass, Read, ReadKind, Unit, Work, block_work
 from k3sim.model.program import Weight
 
@@ -71,7 +72,7 @@ def _clusters(*, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora
         smem_bytes_per_block=200 * 1024,
         bytes_in_flight_per_block=(4 if kv_row_bytes <= 576 else 2) * PAGE_TOKENS * kv_row_bytes,
         max_blocks_per_sm=1,
-        registers_per_thread=168,
+        registers_per_thread=footprint("mla_decode", "heads6_fp8").allocated_registers,
         deep_prefetch=True,
         passes=(attend, add_up, merge) if merges else (attend, add_up),
     )
@@ -105,7 +106,7 @@ def lift_gate(weights: Sequence[Weight], *, rows: int, kv_lora_rank: int) -> Wor
         smem_bytes_per_block=1024,
         bytes_in_flight_per_block=8 * kv_lora_rank * 2,
         max_blocks_per_sm=8,
-        registers_per_thread=48 if rows <= 8 else 56,
+        registers_per_thread=footprint("mla_decode", f"lift_heads6_rows{8 if rows <= 8 else 16}").allocated_registers,
         register_loads=True,
         passes=(
             Pass(
@@ -138,8 +139,8 @@ def lse_merge(weights: Sequence[Weight], *, rows: int, heads: int, ranks: int, k
 
 
 CODE: Mapping[str, MachineCode] = {
-    "clusters": MachineCode(num_bytes=33024, serial_instructions=600),
-    "clusters_early": MachineCode(num_bytes=33024, serial_instructions=600),
-    "lift_gate": MachineCode(num_bytes=2560, serial_instructions=100),
-    "lse_merge": MachineCode(num_bytes=12928, serial_instructions=380),
+    "clusters": built_code("mla_decode", "heads6_fp8", serial_instructions=600),
+    "clusters_early": built_code("mla_decode", "heads6_fp8", serial_instructions=600),
+    "lift_gate": built_code("mla_decode", "lift_heads6_rows8", serial_instructions=100),
+    "lse_merge": built_code("mla_decode", "lse_merge_ranks16", serial_instructions=380),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from k3sim.kernels.footprints import built_code, footprint
 from k3sim.kernels.work import REGISTER_LOAD_CARVE_OUT, Barrier, MachineCode, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
@@ -29,7 +30,7 @@ def fused(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int
         # For sm_90a: 580, 635, 693, 877, 1,485 and 1,590 at 1, 2, 4, 8, 12 and 16 rows.
         serial_instructions=560 + 38 * rows + 450 * (-(-rows // 8) - 1),
         max_blocks_per_sm=1,
-        registers_per_thread=208,
+        registers_per_thread=footprint("mla_prep", "heads6_fp8").allocated_registers,
         carve_out_percent=REGISTER_LOAD_CARVE_OUT,
         passes=(
             Pass(
@@ -55,5 +56,5 @@ def fused(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int
 
 
 CODE: Mapping[str, MachineCode] = {
-    "fused": MachineCode(num_bytes=14336),
+    "fused": built_code("mla_prep", "heads6_fp8"),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from k3sim.kernels.footprints import built_code, footprint
 from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES
 from k3sim.kernels.work import REGISTER_LOAD_CARVE_OUT, ActivationForm, Barrier, MachineCode, Pass, Read, Unit, Work
@@ -76,7 +77,10 @@ def consume(weights: Sequence[Weight], *, rows: int, hidden: int, slots: int) ->
         smem_bytes_per_block=2048,
         bytes_in_flight_per_block=16 * 1024,
         max_blocks_per_sm=4,
-        registers_per_thread=128 if slots > 8 else 88 if slots > 1 else 64,
+        registers_per_thread=footprint(
+            "proj_allreduce",
+            f"consume_ranks{16 if slots > 8 else 8}_snapshots" if slots > 1 else "gathered_ranks16",
+        ).allocated_registers,
         passes=(
             Pass(
                 num_dependent_loads=2,
@@ -100,7 +104,7 @@ def consume_gathered(weights: Sequence[Weight], *, rows: int, hidden: int) -> Wo
 
 
 CODE: Mapping[str, MachineCode] = {
-    "consume": MachineCode(num_bytes=13952, serial_instructions=240),
-    "consume_gathered": MachineCode(num_bytes=8704, serial_instructions=310),
-    "produce_whole": MachineCode(num_bytes=3456),
+    "consume": built_code("proj_allreduce", "consume_ranks16_snapshots", serial_instructions=240),
+    "consume_gathered": built_code("proj_allreduce", "gathered_ranks16", serial_instructions=310),
+    "produce_whole": built_code("proj_allreduce", "produce_depth768_ranks16"),
 }

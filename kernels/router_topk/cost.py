@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from k3sim.kernels.footprints import built_code, footprint
 from k3sim.kernels.work import MachineCode, Pass, Work, block_work
 from k3sim.model.program import Weight
 
@@ -44,7 +45,7 @@ def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:
         smem_bytes_per_block=15 * 1024,
         bytes_in_flight_per_block=8 * 1024,
         max_blocks_per_sm=4,
-        registers_per_thread=32,
+        registers_per_thread=footprint("router_topk", "gather16").allocated_registers,
         passes=(
             Pass(num_dependent_loads=1, activation_bytes_per_block=latent * FP32_BYTES // 2, num_block_reductions=4),
         ),
@@ -52,6 +53,6 @@ def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:
 
 
 CODE: Mapping[str, MachineCode] = {
-    "gather_topk": MachineCode(num_bytes=11648, serial_instructions=410),
-    "select": MachineCode(num_bytes=9472, serial_instructions=405),
+    "gather_topk": built_code("router_topk", "gather16", serial_instructions=410),
+    "select": built_code("router_topk", "whole", serial_instructions=405),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from k3sim.kernels.footprints import built_code
 from k3sim.kernels.skinny_gemv.configuration import (
     CHUNK,
     MAX_ROWS,
@@ -142,7 +143,7 @@ def tiled_push(weights: Sequence[Weight], *, rows: int, sent_bytes_per_row: int)
 
 
 CODE: Mapping[str, MachineCode] = {
-    "tiled": MachineCode(num_bytes=5632, serial_instructions=110),
-    "tiled_push": MachineCode(num_bytes=4864, serial_instructions=160),
-    "tiled_situ": MachineCode(num_bytes=8576, serial_instructions=250),
+    "tiled": built_code("skinny_gemv", "3216x7168_rows1", serial_instructions=110),
+    "tiled_push": built_code("skinny_gemv", "280x7168_rows1_front16", serial_instructions=160),
+    "tiled_situ": built_code("skinny_gemv", "1536x7168_rows1_situ_glu", serial_instructions=250),
 }

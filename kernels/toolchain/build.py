@@ -21,6 +21,7 @@ from typing import Any
 from k3sim.errors import UserError
 from k3sim.kernels.toolchain.child import end_with_parent
 from k3sim.kernels.toolchain.compile_cache import ARCHITECTURES, get_cutlass, require_cutlass
+from k3sim.kernels.toolchain.launch_facts import LaunchFacts, launch_facts
 
 MANIFEST_VERSION = 1
 # Together, since nvdisasm starts slowly; few enough that their lines come every few seconds.
@@ -99,8 +100,8 @@ def worker(architecture: str, folder: Path, operators: Sequence[str]) -> None:
         kernels = list(BUILDS[operator]().items())
         for first in range(0, len(kernels), KERNELS_DISASSEMBLED):
             built = [_built(*one) for one in kernels[first : first + KERNELS_DISASSEMBLED]]
-            codes = kernel_codes([cubin for _, cubin, _ in built], architecture)
-            for (name, cubin, compile_s), functions in zip(built, codes, strict=True):
+            codes = kernel_codes([cubin for _, cubin, *_ in built], architecture)
+            for (name, cubin, launch, compile_s), functions in zip(built, codes, strict=True):
                 path = folder / architecture / operator / f"{name}.cubin"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(cubin)
@@ -111,6 +112,7 @@ def worker(architecture: str, folder: Path, operators: Sequence[str]) -> None:
                     "cubin": str(path.relative_to(folder)),
                     "compile_s": compile_s,
                     "functions": [asdict(code) for code in functions],
+                    "launch": asdict(launch),
                 }
                 sys.stdout.write(json.dumps(entry) + "\n")
                 sys.stdout.flush()
@@ -119,11 +121,12 @@ def worker(architecture: str, folder: Path, operators: Sequence[str]) -> None:
     (folder / "dump").rmdir()
 
 
-def _built(name: str, compile_kernel: Callable[[], Any]) -> tuple[str, bytes, float]:
-    """Name, cubin and the seconds of its compilation."""
+def _built(name: str, compile_kernel: Callable[[], Any]) -> tuple[str, bytes, LaunchFacts, float]:
+    """Name, cubin, launch, and the seconds of its compilation."""
     start = time.monotonic()
-    cubin: bytes = compile_kernel().__cubin__
-    return name, cubin, round(time.monotonic() - start, 2)
+    function = compile_kernel()
+    cubin: bytes = function.__cubin__
+    return name, cubin, launch_facts(str(function.ir_module)), round(time.monotonic() - start, 2)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,12 @@ from itertools import islice
 from pathlib import Path
 
 from k3sim.errors import UserError
+from k3sim.kernels.toolchain.serial_code import INSTRUCTION_BYTES, Instruction, serial_instructions
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")  # name, type, flags, address, offset, size, link, info, alignment, entry size
 _NOBITS = 8
 _TEXT = ".text."  # and the function's name: a section of code
-_INSTRUCTION_BYTES = 16
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", re.MULTILINE)
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)[ \t]*([^;\n]*)", re.MULTILINE)
 _FRAME_SIZE, _REGISTERS = 0x11, 0x2F  # attributes of .nv.info: function index, then bytes of stack or registers
 
 
@@ -33,7 +33,7 @@ class KernelCode:
     """One entry function of a cubin.
 
     ``loads_16_byte`` counts global and asynchronous loads of 16 bytes a lane, ``loads_narrower`` those of less;
-    ``spills`` counts loads and stores of local memory.
+    ``spills`` counts loads and stores of local memory. ``serial_instructions`` is by the rule of ``serial_code``.
     """
 
     function: str
@@ -47,6 +47,7 @@ class KernelCode:
     bulk_copies: int
     tensor_core_instructions: int
     spills: int
+    serial_instructions: int
 
 
 def sections(cubin: bytes) -> dict[str, tuple[bytes, int, int]]:
@@ -67,15 +68,15 @@ def sections(cubin: bytes) -> dict[str, tuple[bytes, int, int]]:
 
 def kernel_codes(cubins: Sequence[bytes], architecture: str) -> list[list[KernelCode]]:
     """Of each cubin, built for ``architecture``: facts of every entry function."""
-    listings = disassemble(cubins, architecture)
+    listings = instructions_of(cubins, architecture)
     return [
         [_kernel_code(function, sections(cubin), code) for function, code in listing.items()]
         for cubin, listing in zip(cubins, listings, strict=True)
     ]
 
 
-def _kernel_code(function: str, found: dict[str, tuple[bytes, int, int]], code: list[str]) -> KernelCode:
-    instructions = Counter(code)
+def _kernel_code(function: str, found: dict[str, tuple[bytes, int, int]], code: list[Instruction]) -> KernelCode:
+    instructions = Counter(one.opcode for one in code)
     info = found.get(".nv.info", (b"", 0, 0))[0]
     return KernelCode(
         function=function,
@@ -89,6 +90,7 @@ def _kernel_code(function: str, found: dict[str, tuple[bytes, int, int]], code: 
         bulk_copies=_count(instructions, r"(UBLKCP|UTMALDG|UBLKPF)\b"),
         tensor_core_instructions=_count(instructions, r"(HMMA|HGMMA|QGMMA|UTC\w*MMA)\b"),
         spills=_count(instructions, r"(LDL|STL)\b"),
+        serial_instructions=serial_instructions(code),
     )
 
 
@@ -122,7 +124,15 @@ def disassembler() -> str:
 
 
 def disassemble(cubins: Sequence[bytes], architecture: str) -> list[dict[str, list[str]]]:
-    """Of each cubin: function -> its instructions in order, opcode with modifiers, operands left out.
+    """Of each cubin: function -> its instructions in order, opcode with modifiers, operands left out."""
+    return [
+        {name: [one.opcode for one in code] for name, code in listing.items()}
+        for listing in instructions_of(cubins, architecture)
+    ]
+
+
+def instructions_of(cubins: Sequence[bytes], architecture: str) -> list[dict[str, list[Instruction]]]:
+    """Of each cubin: function -> its instructions in order.
 
     The code of all goes through ``nvdisasm`` at once, as bare instructions: its start takes as much CPU as the
     compilation of a kernel. Raises ValueError where it does not read every instruction, as of another architecture.
@@ -138,12 +148,28 @@ def disassemble(cubins: Sequence[bytes], architecture: str) -> list[dict[str, li
         target = "SM" + architecture.removeprefix("sm_")
         command = [disassembler(), "--binary", target, "--no-dataflow", file.name]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-    read = iter(_INSTRUCTION.findall(done.stdout))
-    listings = [
-        {name: list(islice(read, len(content) // _INSTRUCTION_BYTES)) for name, content in functions.items()}
-        for functions in found
-    ]
+    lines = enumerate(_INSTRUCTION.findall(done.stdout))
+    listings = []
+    for functions in found:
+        listing = {}
+        for name, content in functions.items():
+            read = list(islice(lines, len(content) // INSTRUCTION_BYTES))
+            first = read[0][0] if read else 0
+            listing[name] = [
+                Instruction(opcode, bool(guard), _from_start(opcode, operands, first))
+                for _, (guard, opcode, operands) in read
+            ]
+        listings.append(listing)
     given = sum(len(content) for functions in found for content in functions.values())
-    if given != _INSTRUCTION_BYTES * sum(len(code) for listing in listings for code in listing.values()) or any(read):
+    if given != INSTRUCTION_BYTES * sum(len(code) for listing in listings for code in listing.values()) or any(lines):
         raise ValueError(f"nvdisasm does not read {given} bytes as instructions of {architecture}, one in 16 bytes")
     return listings
+
+
+def _from_start(opcode: str, operands: str, first: int) -> str:
+    """A branch's operands, with its target counted from the start of its function: its last operand is an address in
+    the file of all."""
+    if not opcode.startswith("BRA"):
+        return operands
+    before, _, address = operands.strip().rpartition("0x")
+    return f"{before}0x{int(address, 16) - first * INSTRUCTION_BYTES:x}"

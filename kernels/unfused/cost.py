@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from k3sim.kernels.footprints import built_code
 from k3sim.kernels.work import MachineCode, Pass, Read, ReadKind, Work, block_work
 from k3sim.model.program import Weight
 
@@ -142,14 +143,14 @@ def argmax(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
 
 
 CODE: Mapping[str, MachineCode] = {
-    "advance": MachineCode(num_bytes=896, serial_instructions=40),
-    "all_reduce": MachineCode(num_bytes=8704, serial_instructions=130),
-    "conv_update": MachineCode(num_bytes=3072, serial_instructions=150),
-    "elementwise": MachineCode(num_bytes=3840, serial_instructions=220),
-    "embedding": MachineCode(num_bytes=2048, serial_instructions=30),
-    "gated_norm": MachineCode(num_bytes=2560, serial_instructions=110),
-    "norm": MachineCode(num_bytes=4224, serial_instructions=225),
-    "query_and_cache": MachineCode(num_bytes=1792, serial_instructions=60),
-    "recurrent_update": MachineCode(num_bytes=7680, serial_instructions=445),
-    "sample": MachineCode(num_bytes=2560, serial_instructions=135),
+    "advance": built_code("unfused", "advance", serial_instructions=40),
+    "all_reduce": built_code("unfused", "all_reduce_rows1_ranks16", serial_instructions=130),
+    "conv_update": built_code("unfused", "conv_update_heads6", serial_instructions=150),
+    "elementwise": built_code("unfused", "situ", serial_instructions=220),
+    "embedding": built_code("unfused", "embedding_push16", serial_instructions=30),
+    "gated_norm": built_code("unfused", "gated_norm_heads6", serial_instructions=110),
+    "norm": built_code("unfused", "norm_7168", serial_instructions=225),
+    "query_and_cache": built_code("unfused", "query_and_cache_heads6_fp8", serial_instructions=60),
+    "recurrent_update": built_code("unfused", "recurrent_update_heads6_fp32_logits_fp32", serial_instructions=445),
+    "sample": built_code("unfused", "sample_greedy_ranks16", serial_instructions=135),
 }

@@ -13,6 +13,8 @@ import pytest
 from k3sim.errors import UserError
 from k3sim.kernels.costs import all_costs, code_of, cost_functions, work_of
 from k3sim.kernels.folders import operators_with, part_of
+from k3sim.kernels.footprints import COLUMNS, path_of
+from k3sim.kernels.footprints.__main__ import document_of
 from k3sim.kernels.toolchain import compile_cache
 from k3sim.kernels.toolchain.build import build
 from k3sim.kernels.toolchain.catalogue import BUILDS
@@ -23,33 +25,6 @@ from k3sim.model.program import Weight
 
 # A few words of traffic in all.
 WITHOUT_WIDE_LOADS = {"l2_prefetch", "advance"}
-
-
-# Costs with counted machine code, to the build that it is of.
-BUILT_AS = {
-    "attn_res.combine": "combine_snapshots8", "attn_res.snapshot_part": "snapshot_part_snapshots8",
-    "expert_gemv.down": "width192_down", "expert_gemv.gate_up": "width192_gate_up",
-    "expert_gemv.persistent": "width192_bf16", "expert_gemv.persistent_push": "width192_push16",
-    "kda_decode.cluster": "heads6_fp32_cluster4", "l2_prefetch.bulk": "plain",
-    "latent_tail.collect": "collect_ranks16_rows1", "latent_tail.send": "send_ranks16_rows1",
-    "latent_tail.send_shared": "send_shared_ranks16", "latent_tail.up_cluster": "up_ranks16_rows1",
-    "lm_head.select": "top64_of_10240", "mla_decode.clusters": "heads6_fp8", "mla_decode.clusters_early": "heads6_fp8",
-    "mla_decode.lift_gate": "lift_heads6_rows8", "mla_decode.lse_merge": "lse_merge_ranks16",
-    "mla_prep.fused": "heads6_fp8", "proj_allreduce.consume": "consume_ranks16_snapshots",
-    "proj_allreduce.consume_gathered": "gathered_ranks16", "proj_allreduce.produce_whole": "produce_depth768_ranks16",
-    "router_topk.gather_topk": "gather16", "router_topk.select": "whole", "skinny_gemv.tiled": "3216x7168_rows1",
-    "skinny_gemv.tiled_push": "280x7168_rows1_front16", "skinny_gemv.tiled_situ": "1536x7168_rows1_situ_glu",
-    "unfused.advance": "advance", "unfused.all_reduce": "all_reduce_rows1_ranks16",
-    "unfused.conv_update": "conv_update_heads6", "unfused.elementwise": "situ", "unfused.embedding": "embedding_push16",
-    "unfused.gated_norm": "gated_norm_heads6", "unfused.norm": "norm_7168",
-    "unfused.query_and_cache": "query_and_cache_heads6_fp8",
-    "unfused.recurrent_update": "recurrent_update_heads6_fp32_logits_fp32", "unfused.sample": "sample_greedy_ranks16",
-}  # fmt: skip
-
-
-def test_every_size_of_code_is_of_a_build() -> None:
-    counted = {name for name in all_costs() if code_of(name).num_bytes and not name.startswith("cublas.")}
-    assert counted == BUILT_AS.keys()
 
 
 def test_every_counted_code_is_of_a_cost() -> None:
@@ -173,10 +148,22 @@ def test_every_kernel_builds_without_a_spill_in_it(whole: Built) -> None:
             assert code["instructions"] > 20, entry
             if WITHOUT_WIDE_LOADS.isdisjoint((entry["operator"], entry["kernel"])):
                 assert code["loads_16_byte"] + code["bulk_copies"] > 0, entry
-    if whole.architecture == "sm_90a":
-        size = {
-            (entry["operator"], entry["kernel"]): sum(code["code_bytes"] for code in entry["functions"])
-            for entry in manifest["kernels"]
-        }
-        for name, kernel in BUILT_AS.items():
-            assert code_of(name).num_bytes == pytest.approx(size[name.partition(".")[0], kernel], rel=0.34), name
+
+
+@pytest.mark.slow
+def test_footprints_are_those_of_the_build(whole: Built) -> None:
+    """To the last instruction with the compilers that they were written with; with others, about as large."""
+    built = document_of(whole.architecture, whole.folder, whole.manifest["kernels"])
+    stored = json.loads(path_of(whole.architecture).read_text())
+    write = f"python -m k3sim.kernels.footprints {whole.architecture}"
+    assert {key: [row[0] for row in rows] for key, rows in built["kernels"].items()} == {
+        key: [row[0] for row in rows] for key, rows in stored["kernels"].items()
+    }, write
+    if all(built[key] == stored[key] for key in ("compilers", "assembler")):
+        assert built["kernels"] == stored["kernels"], write
+        return
+    for operator, rows in built["kernels"].items():
+        for now, then in zip(rows, stored["kernels"][operator], strict=True):
+            for column in ("registers", "threads", "code_bytes"):
+                at = COLUMNS.index(column)
+                assert now[at] == pytest.approx(then[at], rel=0.34), (operator, now, then, write)
