@@ -71,7 +71,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "sim.export": ("sim.quantities", "sim.timeline", "sim.export.document"),
     # Whether that is true. What measures runs kernels; a fit states what was read, and a comparison predicts.
     "calibrate": ("model.documents", "calibrate.probes"),
-    "calibrate.probes": ("model.documents", "kernels.*", "kernels.harness", "kernels.multi_gpu"),
+    "calibrate.probes": (
+        "model.documents", "kernels.*", "kernels.*.configuration", "kernels.harness", "kernels.multi_gpu",
+    ),
     "calibrate.evidence": ("model.documents", "model.paths", "kernels.costs", "sim"),
     "calibrate.decode": (
         "model", "model.documents", "model.paths", "kernels.costs", "kernels.device", "kernels.harness",

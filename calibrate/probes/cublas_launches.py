@@ -3,8 +3,8 @@
     python -m k3sim.calibrate.probes.cublas_launches kernels/cublas/h200.json
 
 Needs a GPU and torch. Shapes are those of a rank at TP8 and TP16, as ``kernels.cublas`` prices them: products by
-``F.linear``, and those of a matrix a head by ``torch.bmm``. Times are not kept: a profiler adds to them. The launches of
-a shape depend on versions of cuBLAS and torch, which the file names.
+``F.linear``, and those of a matrix a head by ``torch.bmm``. Times are not kept: a profiler adds to them. What is
+launched for a shape depends on the versions of cuBLAS and torch; the file names torch's, which brings cuBLAS.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def record(path: Path) -> None:
                 "gpu": torch.cuda.get_device_name(),
                 "date": date.today().isoformat(),
                 "torch": torch.__version__,
-                "method": "kernel events of torch.profiler, second call; torch.nn.functional.linear and torch.bmm, bf16",
+                "method": "kernel events of torch.profiler; torch.nn.functional.linear and torch.bmm, bf16",
                 "command": f"python -m k3sim.calibrate.probes.cublas_launches {path}",
                 "columns": list(COLUMNS),
                 "launches": rows_found,

@@ -58,7 +58,7 @@ CONFIG = "!llvm.struct<(array<3 x i32>, array<3 x i32>, i64, ptr, ptr, i32)>"
 
 def host_code(fields: dict[str, str], launches: int = 1) -> str:
     lines = ["  llvm.func @cutlass_launch(%arg0: i32) -> i32 {"]
-    lines += [f"    %{name} = llvm.mlir.constant({name[1:]} : i32) : i32" for name in ("c0", "c1", "c4", "c224", "c3712")]
+    lines += [f"    %c{value} = llvm.mlir.constant({value} : i32) : i32" for value in (1, 4, 224, 3712)]
     lines += [f"    %{9 - number} = llvm.alloca %c1 x {CONFIG} : (i32) -> !llvm.ptr" for number in range(launches)]
     for at, (place, value) in enumerate(fields.items(), start=20):
         lines.append(f"    %{at} = llvm.getelementptr %9[0, {place}] : (!llvm.ptr) -> !llvm.ptr, {CONFIG}")
@@ -67,7 +67,8 @@ def host_code(fields: dict[str, str], launches: int = 1) -> str:
 
 
 def test_launches_are_read_from_host_code() -> None:
-    fields = {"1, 0": "%c224", "1, 1": "%c1", "1, 2": "%c1", "2": "%c3712", "0, 0": "%c4", "0, 1": "%arg0", "0, 2": "%c1"}
+    block = {"1, 0": "%c224", "1, 1": "%c1", "1, 2": "%c1"}
+    fields = {**block, "2": "%c3712", "0, 0": "%c4", "0, 1": "%arg0", "0, 2": "%c1"}
     read = launch_facts(host_code(fields))
     assert (read.grid, read.block, read.dynamic_smem_bytes) == ((4, 0, 1), (224, 1, 1), 3712)
     assert read.cluster == (1, 1, 1)
