@@ -13,7 +13,8 @@ GPU_PACKAGES = ("torch", "cutlass", "cuda", "triton")
 
 #: What every command and every comparison may ask of the simulator.
 SIM = (
-    "sim.machine", "sim.units", "sim.quantities", "sim.timeline", "sim", "sim.components", "sim.export", "sim.export.document",
+    "sim.machine", "sim.units", "sim.quantities", "sim.timeline", "sim", "sim.components", "sim.export",
+    "sim.export.document",
 )  # fmt: skip
 
 #: Room -> the rooms that it may import, besides itself and k3sim/errors.py. A room is a folder, or one file that others
