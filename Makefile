@@ -1,7 +1,7 @@
 # Every target works in a fresh checkout: it needs Python 3.10 to 3.13 with venv, and a package registry.
 #
 #   make timeline    predict one decode step for one user; files in k3sim-out/
-#   make test        the tests but the slow ones: some minutes on two cores
+#   make test        the tests but the slow ones: two minutes on two cores
 #   make test-slow   the slow ones: whole steps in many layouts, fits, builds of all kernels, every documented command
 #   make kernel-tools  add torch and CUTLASS, with which make test also checks and builds the kernels; no GPU needed
 #   make lint        style

@@ -163,7 +163,7 @@ def test_the_last_main_kernel_ends_a_sublayer() -> None:
     ]
 
 
-def test_the_critical_path_is_a_track_of_its_own() -> None:
+def test_the_critical_path_has_its_own_track() -> None:
     timeline = synthetic_timeline(num_ranks=2, num_layers=4)
     slices = on_thread(timeline, "critical path")
     kernels, parts = ([one for one in slices if one.depth == depth] for depth in (0, 1))
