@@ -32,7 +32,7 @@ def test_shares_add_up_to_the_step(asked: dict[str, str]) -> None:
     ["tensor_core_setup_s", "nvlink_visibility_s", "grid_completion_s", "cluster_sync_s", "nvlink_one_way_s",
      "hbm_latency_s", "block_reduction_s"],
 )  # fmt: skip
-def test_a_latency_share_is_what_less_of_it_saves(fused: Prediction, name: str) -> None:
+def test_a_latency_share_is_what_less_saves(fused: Prediction, name: str) -> None:
     question, less = fused.question, 0.05
     machine = replace(question.machine, **{name: (1 - less) * getattr(question.machine, name)})
 
