@@ -2,8 +2,8 @@
 
     python tools/sanitize.py [--per-form 1] [--seconds 170] [--out FILE.json] [OPERATOR ...]
 
-Of each operator the smallest cases of every form are run, each tool in a process of its own, all three at once. A
-case counts as clean when the tool has no report between its launch and its end and the outputs are right. Exit status
+Of each operator the smallest cases of every form are run, each operator under each tool in a process of its own, since
+a report of synccheck ends the context. Several run at once. A case counts as clean when the tool has no report between its launch and its end and the outputs are right. Exit status
 1 when a tool reports something, or when an operator was not reached in time.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 TOOLS = ("memcheck", "synccheck", "racecheck")
 FORM = re.compile(r"\d+")  # cases whose names differ in numbers alone are of one form
-REPORT = re.compile(r"^========= +(Error|Warning|Race reported|Invalid|Barrier error|Uninitialized|ERROR)")
+REPORT = re.compile(r"^========= +(Error:|Warning:|Race reported|Invalid|Barrier error|Uninitialized)")
 
 
 @dataclass
@@ -62,46 +62,46 @@ def run_cases(wanted: list[tuple[str, str]]) -> None:
         print(f"{'RIGHT' if one.ok else 'WRONG ' + one.reason}", flush=True)
 
 
-def watch(tool: str, wanted: list[tuple[str, str]], seconds: float) -> list[Found]:
-    """Run the cases under one tool and sort its reports by the operator that was running."""
+def watch(tool: str, wanted: list[tuple[str, str]], seconds: float) -> Found:
+    """Run the cases of one operator under one tool."""
     command = [
         "compute-sanitizer", "--tool", tool, "--print-limit", "20", sys.executable, __file__, "--run", json.dumps(wanted),
     ]  # fmt: skip
-    found = {operator: Found(operator, tool) for operator, _ in wanted}
+    current = Found(wanted[0][0], tool)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         from threading import Timer
 
         timer = Timer(seconds, process.kill)
         timer.start()
-        current, case, block = None, "", 0
+        case, block = "", 0
         assert process.stdout is not None
         for line in process.stdout:
             line = line.rstrip()
             if line.startswith("BEGIN "):
-                operator, case = line[6:].split("\t")
-                current = found[operator]
-            elif current is not None and line == "RIGHT":
+                case = line.split("\t")[1]
+            elif case and line == "RIGHT":
                 current.cases.append(case)
-            elif current is not None and line.startswith("WRONG"):
+            elif case and line.startswith("WRONG"):
                 current.wrong.append(f"{case}: {line[6:]}")
-            elif current is not None and REPORT.match(line):
+            elif case and REPORT.match(line):
                 block = 6  # the lines that say where
                 current.reports.append(f"{case}: {line[9:].strip()}")
-            elif block and current is not None and line.startswith("========="):
+            elif block and line.startswith("========="):
                 block -= 1
                 current.reports[-1] += f" | {line[9:].strip()}"
             else:
                 block = 0
         timer.cancel()
-    return list(found.values())
+    return current
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--per-form", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=170.0, help="of each tool")
+    parser.add_argument("--seconds", type=float, default=170.0, help="of each process")
     parser.add_argument("--tools", default=",".join(TOOLS))
+    parser.add_argument("--jobs", type=int, default=8, help="processes at once")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--run", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -109,9 +109,12 @@ def main() -> int:
         run_cases([(operator, name) for operator, name in json.loads(asked.run)])
         return 0
     wanted = chosen(asked.operators, asked.per_form)
-    tools = asked.tools.split(",")
-    with ThreadPoolExecutor(len(tools)) as pool:
-        results = [one for found in pool.map(lambda tool: watch(tool, wanted, asked.seconds), tools) for one in found]
+    by_operator: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for one in wanted:
+        by_operator[one[0]].append(one)
+    jobs = [(tool, cases) for cases in by_operator.values() for tool in asked.tools.split(",")]
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        results = list(pool.map(lambda job: watch(*job, asked.seconds), jobs))
     if asked.out:
         asked.out.write_text(json.dumps([asdict(one) for one in results], indent=1))
     num_cases = {operator: sum(1 for one, _ in wanted if one == operator) for operator, _ in wanted}
