@@ -3,8 +3,9 @@
     python tools/sanitize.py [--per-form 1] [--seconds 170] [--out FILE.json] [OPERATOR ...]
 
 Of each operator the smallest cases of every form are run, each operator under each tool in a process of its own, since
-a report of synccheck ends the context. Several run at once. A case counts as clean when the tool has no report between its launch and its end and the outputs are right. Exit status
-1 when a tool reports something, or when an operator was not reached in time.
+a report of synccheck ends the context. Several run at once. A case counts as clean when the tool has no report between
+its launch and its end and the outputs are right. Exit status 1 when a tool reports something, or when an operator was
+not reached in time.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def run_cases(wanted: list[tuple[str, str]]) -> None:
 def watch(tool: str, wanted: list[tuple[str, str]], seconds: float) -> Found:
     """Run the cases of one operator under one tool."""
     command = [
-        "compute-sanitizer", "--tool", tool, "--print-limit", "20", sys.executable, __file__, "--run", json.dumps(wanted),
+        "compute-sanitizer", "--tool", tool, "--print-limit", "20",
+        sys.executable, __file__, "--run", json.dumps(wanted),
     ]  # fmt: skip
     current = Found(wanted[0][0], tool)
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
