@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from k3sim.kernels.l2_prefetch.cost import ISSUING_BLOCKS
+from k3sim.sim.export.colours import WAITING, word_of_phase
 from k3sim.sim.predict import Prediction, predict
 from k3sim.sim.question import Options, ask
 from k3sim.sim.timeline.critical_path import WORK_PARTS
@@ -148,8 +149,12 @@ STATEMENTS: list[tuple[str, Callable[[], bool]]] = [
     ),
     ("From **stock** to **fused** most lines shrink", four_lines_grow),
     ("Four grow. *L2* and *compute*", four_lines_grow),
-    ("On the fused path most of `in_proj` is *dependency*", lambda: most("fused", "kda.in_proj", "dependency")),
-    ("`attn_res.ffn` is mostly *peers*", lambda: most("fused", "attn_res.ffn", "peers")),
+    (
+        f"On the fused path most of `in_proj` is *{WAITING}*, in the phase *dependency*",
+        lambda: most("fused", "kda.in_proj", "dependency")
+        and word_of_phase(Phase.DEPENDENCY, "main") == WAITING,
+    ),
+    ("`attn_res.ffn` is mostly in the phase *peers*", lambda: most("fused", "attn_res.ffn", "peers")),
     (
         "On the stock path the same wait is inside a kernel of its own, `kda.all_reduce`",
         lambda: most("stock", "kda.all_reduce", "peers", "poll"),
