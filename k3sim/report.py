@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from k3sim.errors import UserError
 from k3sim.model.paths import SWITCHES
+from k3sim.sim.clock import without_collection
 from k3sim.sim.draws import NUM_DRAWS, check_draws
 from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
 from k3sim.sim.export.whole_file import whole_folder, write_whole_file
@@ -188,6 +189,7 @@ class Report:
             "files": dict(files or {}),
         }
 
+    @without_collection()
     def write(self, folder: Path) -> dict[str, str]:
         """Write timeline.json, timeline.html, timeline.pftrace and stages.csv; returns kind -> path.
 
@@ -259,6 +261,7 @@ class Report:
         }
 
 
+@without_collection()
 def report_of(options: Options, on_done: OnDone = ignore_progress) -> Report:
     """Predict what is asked for, and the paths and switches beside it.
 

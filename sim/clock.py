@@ -111,7 +111,7 @@ class Moment:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """No cyclic garbage collection inside: a simulation keeps nearly all that it makes until it ends."""
+    """No cyclic garbage collection inside: simulations and reports keep nearly all that they make until they end."""
     enabled = gc.isenabled()
     gc.disable()
     try:

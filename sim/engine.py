@@ -22,6 +22,7 @@ from k3sim.sim.machine import Machine
 from k3sim.sim.timeline.timeline import KernelRun, Timeline
 
 
+@without_collection()
 def simulate(
     program: Program, machine: Machine, *, all_ranks: bool = False, skew: Skew = Skew.OFF, seed: int = 0
 ) -> Timeline:
@@ -67,8 +68,7 @@ def simulate(
             streams[call.stream].append(call)
         for calls in streams.values():
             env.start(gpu.launches.run_stream(calls, states[rank], partial(start, gpu)))
-    with without_collection():
-        env.run_all()
+    env.run_all()
     return _timeline(program, machine, gpus, fabric, [state.run for rank in ranks for state in states[rank].values()])
 
 

@@ -13,7 +13,7 @@ GPU_PACKAGES = ("torch", "cutlass", "cuda", "triton")
 
 #: What every command and every comparison may ask of the simulator.
 SIM = (
-    "sim.machine", "sim.units", "sim.quantities", "sim.timeline", "sim", "sim.components", "sim.export",
+    "sim.clock", "sim.machine", "sim.units", "sim.quantities", "sim.timeline", "sim", "sim.components", "sim.export",
     "sim.export.document",
 )  # fmt: skip
 
