@@ -149,12 +149,18 @@ def _arrival_ps(span: Span) -> int:
 
 def _path(timeline: Timeline, number_of: Mapping[int, int], words: _Numbered) -> dict[str, list[int]]:
     """The critical path from 0 to the end of the step: length in ps, word, and kernel (-1: none) of each segment."""
-    segments = critical_path(timeline)
-    number_of_part = {part: words[part.word] for part in dict.fromkeys(segment.part for segment in segments)}
+    drawn: list[tuple[int, Part, int]] = []  # what follows one another in a kernel under one word is one
+    for segment in critical_path(timeline):
+        length_ps = segment.end_ps - segment.start_ps
+        if drawn and drawn[-1][1] is segment.part and drawn[-1][2] == segment.kernel:
+            drawn[-1] = (drawn[-1][0] + length_ps, segment.part, segment.kernel)
+        else:
+            drawn.append((length_ps, segment.part, segment.kernel))
+    number_of_part = {part: words[part.word] for part in dict.fromkeys(part for _, part, _ in drawn)}
     return {
-        "length": [segment.end_ps - segment.start_ps for segment in segments],
-        "word": [number_of_part[segment.part] for segment in segments],
-        "kernel": [number_of.get(segment.kernel, -1) for segment in segments],
+        "length": [length_ps for length_ps, _, _ in drawn],
+        "word": [number_of_part[part] for _, part, _ in drawn],
+        "kernel": [number_of.get(kernel, -1) for _, _, kernel in drawn],
     }
 
 

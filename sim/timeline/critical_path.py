@@ -106,7 +106,13 @@ class Segment:
 
 
 def critical_path(timeline: Timeline) -> list[Segment]:
-    """Segments that tile the step of the critical rank, in time order."""
+    """Segments that tile the step of the critical rank, in time order. A timeline is walked once."""
+    if timeline.walked is None:
+        timeline.walked = tuple(_walk(timeline))
+    return list(timeline.walked)
+
+
+def _walk(timeline: Timeline) -> list[Segment]:
     rank = timeline.critical_rank
     runs = {run.index: run for run in timeline.of_rank(rank)}
     segments: list[Segment] = []

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PS_PER_US = 1_000_000
 
@@ -141,6 +141,8 @@ class Timeline:
     kernels: list[KernelRun]
     counters: list[Counter]
     step_ps: int
+    # What ``critical_path`` found: page and trace both draw it. A timeline with other kernels (``replace``) has none.
+    walked: tuple[Any, ...] | None = field(default=None, init=False, repr=False, compare=False)
 
     def of_rank(self, rank: int) -> Iterator[KernelRun]:
         return (kernel for kernel in self.kernels if kernel.rank == rank)

@@ -186,6 +186,48 @@ def test_the_switch_dims_what_is_off_the_path(page: str, tmp_path: Path) -> None
     assert seen["after"] == seen["before"]
 
 
+def test_what_is_pointed_at_is_told(page: str, tmp_path: Path) -> None:
+    seen = ask(
+        page,
+        tmp_path,
+        """
+        step_chart.zoom_to(1.0e9, 1.05e9);
+        step_chart.draw();
+        const point = (x, y) => {
+          const box = step_chart.element.getBoundingClientRect();
+          step_chart.element.dispatchEvent(
+            new PointerEvent("pointermove", {clientX: box.left + x, clientY: box.top + y, bubbles: true}));
+          const tip = document.getElementById("tip");
+          return tip.hidden ? "" : [...tip.children].map(one => one.textContent);
+        };
+        const inside = rect => [+rect.getAttribute("x") + rect.getAttribute("width") / 2,
+                                +rect.getAttribute("y") + rect.getAttribute("height") / 2];
+        const first = selector => step_chart.element.querySelector(selector);
+        const kernel = first("rect.kernel[data-kernel]");
+        result.stage = step_chart.timeline.kernels[kernel.dataset.kernel].stage;
+        result.kernel = point(...inside(kernel));
+        const phases = [...step_chart.element.querySelectorAll('rect[class^="w"][data-kernel]')];
+        result.phases = phases.map(one => [one.getAttribute("class"), point(...inside(one))]);
+        result.path = point(...inside(first("rect[data-path]")));
+        const rate = step_chart.rows.find(one => one.kind === "rate");
+        result.rate = point(step_chart.left + 40, rate.y + 10);
+        result.outside = point(2, 2);
+        result.numbers = Object.fromEntries(Object.entries(data.words).map(([word, one]) => ["w" + one.number, word]));
+        """,
+    )
+
+    assert seen["kernel"][0].startswith(f"{seen['stage']}, layer ")
+    assert re.match(r"[\d.]+ (µs|ns), from [\d.,]+ µs to [\d.,]+ µs", seen["kernel"][1])
+    assert len(seen["phases"]) > 20
+    for drawn, told in seen["phases"]:
+        word = seen["numbers"][drawn]
+        assert told[0].split(" (")[0] == word
+        assert told[2].startswith("in ")
+    assert seen["path"][0] in seen["numbers"].values()
+    assert seen["rate"][0].startswith("HBM: ")
+    assert seen["outside"] == ""
+
+
 def test_rates_are_binned_anew_on_zoom(page: str, tmp_path: Path) -> None:
     seen = ask(
         page,
