@@ -75,7 +75,7 @@ $(VENV)/.test: $(VENV)/.base
 	touch $@
 
 # build/lib is removed first: a wheel takes in whatever an earlier build left there.
-build/installed/.wheel: $(shell git ls-files '*.py' '*.json' pyproject.toml 2>/dev/null)
+build/installed/.wheel: $(shell git ls-files '*.py' '*.json' '*.js' '*.css' pyproject.toml 2>/dev/null)
 	rm -rf build/lib build/installed build/dist build/empty
 	mkdir -p build/empty
 	$(PYTHON) -m venv build/installed

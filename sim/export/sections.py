@@ -5,7 +5,7 @@ What a user wrote (labels, sources, commands) is escaped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -81,7 +81,7 @@ def _gain(report: Mapping[str, Any], label: str, row: Mapping[str, Any]) -> str:
 
 
 def _paths_table(paths: Mapping[str, Mapping[str, Any]]) -> str:
-    columns = [
+    columns: list[tuple[str, Callable[[Mapping[str, Any]], str]]] = [
         ("step (µs)", lambda row: number(row["step_us"])),
         ("90 % of draws (µs)", lambda row: interval(row.get("step_us_interval"))),
         ("tok/s/user", lambda row: number(row.get("tokens_per_s_per_user"), digits=1)),
