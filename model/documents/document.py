@@ -256,7 +256,7 @@ def is_plain(value: Any) -> bool:
         inner: list[Any] = []
         for one in level:
             if type(one) is dict:
-                if not all(map(_is_text, one)):
+                if not all(map(is_text, one)):
                     return False
                 inner.extend(one.values())
             elif type(one) is list:
@@ -267,13 +267,14 @@ def is_plain(value: Any) -> bool:
     return True
 
 
-def _is_text(text: str) -> bool:
+def is_text(text: str) -> bool:
+    """Whether a text can be encoded: no half of a surrogate pair stands in it."""
     return text.isascii() or not re.search("[\ud800-\udfff]", text)
 
 
 def _is_leaf(value: Any) -> bool:
     if type(value) is str:
-        return _is_text(value)
+        return is_text(value)
     if type(value) is float:
         return math.isfinite(value) and abs(value) <= LARGEST_NUMBER
     return type(value) is not int or abs(value) <= LARGEST_NUMBER
@@ -285,14 +286,14 @@ def _oddities(value: Any, keys: Keys = ()) -> Iterable[Fault]:
         yield Fault(keys[:1], f"is nested deeper than the {MAX_DEPTH} levels that are accepted")
     elif isinstance(value, dict):
         for key, one in value.items():
-            if not _is_text(key):
+            if not is_text(key):
                 yield Fault((*keys, key), "has half a surrogate pair in its name, accepted: text of whole characters")
             yield from _oddities(one, (*keys, key))
     elif isinstance(value, list):
         for index, one in enumerate(value):
             yield from _oddities(one, (*keys, index))
     elif isinstance(value, str):
-        if not _is_text(value):
+        if not is_text(value):
             yield Fault(keys, f"is {shown(value)}, half a surrogate pair; accepted: text of whole characters")
     elif not _is_leaf(value):
         yield Fault(keys, f"is {shown(value)}, accepted: a finite number of at most {LARGEST_NUMBER:g}")

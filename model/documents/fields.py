@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError, core_schema
 
 from k3sim.errors import UserError
-from k3sim.model.documents.document import Document, Fault, cut, shown
+from k3sim.model.documents.document import Document, Fault, cut, is_text, shown
 from k3sim.model.documents.lines import Keys
 from k3sim.model.names import RENAMED
 
@@ -35,14 +35,19 @@ class Record(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _is_short(cls, given: Any) -> Any:
-        """Refuse what has more entries than any file needs, before each wrong one costs some kilobytes to say."""
+    def _can_be_checked(cls, given: Any) -> Any:
+        """Refuse what has more entries than any file needs, before each wrong one costs some kilobytes to say.
+
+        Half a surrogate pair in a name is spelled out: pydantic would stop there, and look at no other field.
+        """
         if isinstance(given, dict):
             if len(given) > MOST_ENTRIES:
                 raise _custom(f"has {len(given)} fields, accepted: at most {MOST_ENTRIES}")
             for name, value in given.items():
                 if isinstance(value, list | dict) and len(value) > MOST_ENTRIES and _is_checked_by_entry(cls, name):
                     raise _custom(f"has {len(value)} entries in {name}, accepted: at most {MOST_ENTRIES}")
+            if not all(map(is_text, given)):
+                return {name.encode("ascii", "backslashreplace").decode(): value for name, value in given.items()}
         return given
 
 

@@ -249,6 +249,17 @@ def test_names_of_schema_1_are_one_fault(tmp_path: Path) -> None:
     assert found.endswith(f" and {len(RENAMED['machine value']) - found.count(' -> ')} more") and "lacks" not in found
 
 
+@pytest.mark.parametrize("name", ["\ud800", "x" * 10])
+def test_a_strange_name_hides_no_other_fault(tmp_path: Path, name: str) -> None:
+    def edit(profile: Profile) -> None:
+        profile["values"][name] = 0
+        profile["values"]["num_sms"] = [profile["values"]["num_sms"]]
+        profile["values"]["hbm_latency_s"]["value"] = -1
+
+    found = refusal(tmp_path, edit)
+    assert "values.num_sms is [{" in found and "values.hbm_latency_s.value is -1" in found
+
+
 def test_a_switch_of_the_link_can_be_off(tmp_path: Path) -> None:
     """docs/machines.md tells to switch multicast off in a copy, whose interval says that it is on."""
     profile = gb300()
