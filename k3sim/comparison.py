@@ -75,9 +75,11 @@ class Comparison:
         """What ``write_html_report`` draws."""
         before, after = self.before.prediction, self.after.prediction
         question = after.question
+        gpus = {one.question.layout.num_gpus for one in (before, after)}
         return {
             "model": question.architecture.name,
             "machine": " against ".join(dict.fromkeys(one.question.machine.title for one in (before, after))),
+            **({"num_gpus": gpus.pop()} if len(gpus) == 1 else {}),
             "layout": " against ".join(dict.fromkeys(one.question.layout.tag for one in (before, after))),
             "concurrency": question.workload.concurrency,
             "context": question.workload.context,

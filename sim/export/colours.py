@@ -80,6 +80,6 @@ def style_sheet() -> str:
         name, text = (f"w{number}", f"t{number}") if word else ("unknown", "unknown-text")
         rules.append(
             f".{name} {{ fill: {shown}; background: {shown}; color: {ink}; }}\n"
-            f".timeline .{text} {{ fill: {ink}; }}\n"
+            f".timeline .{text} {{ fill: {ink}; stroke: {shown}; }}\n"
         )
     return "".join(rules)

@@ -12,7 +12,7 @@ from typing import Any
 from k3sim.sim.export.bars import leave_one_out_bars, waits_bars, waterfall_bars
 from k3sim.sim.export.colours import COLOURS, MEANINGS, word_class
 from k3sim.sim.quantities import quantity
-from k3sim.sim.timeline.critical_path import WORK_PARTS
+from k3sim.sim.timeline.critical_path import WORK_PARTS, Part
 
 MAX_CRITICAL_ROWS = 20
 MAX_MACHINE_VALUES = 12
@@ -64,7 +64,9 @@ def _answer(report: Mapping[str, Any]) -> str:
     named = [
         f"{text(part)} {number(us)} µs ({percent(us / row['step_us'])})" for us, part in waits[:NUM_WAITS]
     ]
-    second = f" Its largest waits are {', '.join(named)}." if named else ""
+    # Of a measured kernel, what is not its bytes may be work or waiting.
+    called = "parts beside the counted bytes" if Part.UNKNOWN.word in row["waits_us"] else "waits"
+    second = f" Its largest {called} are {', '.join(named)}." if named else ""
     return f"{first}.{second}"
 
 
