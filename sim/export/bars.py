@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from k3sim.sim.export.colours import word_class
+from k3sim.sim.export.colours import in_order, word_class
 
 MAX_NAMED_CHANGES = 3  # parts that a change of the waterfall names
 
 
 def waits_bars(waits_us: Mapping[str, Mapping[str, float]]) -> str:
-    """Stacked bars, one a path: microseconds of each part, in the order in which the parts first appear."""
-    parts = list(dict.fromkeys(part for row in waits_us.values() for part in row))
+    """Stacked bars, one a path: microseconds of each part, in the order of the table of words."""
+    parts = in_order(part for row in waits_us.values() for part in row)
     longest_us = max((sum(row.values()) for row in waits_us.values()), default=0.0) or 1.0
     rows = []
     for label, row in waits_us.items():

@@ -11,6 +11,8 @@ usual vision, deuteranopia and protanopia (``tests/sim/export/test_colours.py`` 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from k3sim.sim.timeline.critical_path import PART_OF_PHASE, Part
 from k3sim.sim.timeline.timeline import Phase
 
@@ -62,6 +64,12 @@ def ink_on(background: str) -> str:
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "#ffffff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "#000000"
+
+
+def in_order(words: Iterable[str]) -> list[str]:
+    """The words, each once, in the order of the table: work before waits, and words that it lacks last."""
+    place = {word: number for number, word in enumerate(COLOURS)}
+    return sorted(dict.fromkeys(words), key=lambda word: place.get(word, len(place)))
 
 
 def word_class(word: str) -> str:

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from k3sim.sim.export.bars import leave_one_out_bars, waits_bars, waterfall_bars
-from k3sim.sim.export.colours import COLOURS, MEANINGS, word_class
+from k3sim.sim.export.colours import MEANINGS, in_order, word_class
 from k3sim.sim.quantities import quantity
 from k3sim.sim.timeline.critical_path import WORK_PARTS, Part
 
@@ -103,7 +103,7 @@ def _paths_table(paths: Mapping[str, Mapping[str, Any]]) -> str:
 def waits(report: Mapping[str, Any]) -> str:
     """Where the step goes on each path: bars, and the numbers."""
     waits_us = {label: row["waits_us"] for label, row in report["paths"].items()}
-    parts = [part for part in dict.fromkeys(part for row in waits_us.values() for part in row)]
+    parts = in_order(part for row in waits_us.values() for part in row)
     rows = [[part, *(number(row.get(part), digits=1) for row in waits_us.values())] for part in parts]
     numbers = table(
         ["part", *(f"{label} (µs)" for label in waits_us)], rows, numbers=range(1, 1 + len(waits_us)), coloured=True
@@ -253,8 +253,7 @@ def footer(report: Mapping[str, Any]) -> str:
 
 def legend(words: Iterable[str], glossary: Mapping[str, str]) -> str:
     """Colours and words in the order of the table, work before waits; a word's meaning shows when pointed at."""
-    known = [*COLOURS]
-    ordered = sorted(words, key=lambda word: known.index(word) if word in known else len(known))
+    ordered = in_order(words)
     groups = [
         ("work", [word for word in ordered if word in WORK_WORDS]),
         ("waits", [word for word in ordered if word not in WORK_WORDS]),

@@ -46,6 +46,15 @@ def test_an_absent_part_has_no_box() -> None:
     assert re.findall(r'title="([^"]+)"', html) == ["weights: 5.0 µs", "launch: 2.0 µs", "weights: 6.0 µs"]
 
 
+def test_parts_come_in_one_order_on_every_path() -> None:
+    """Work before waits, also where the first path lacks a part that the second has."""
+    html = waits_bars({"fused": {"launch": 2.0, "weights": 5.0}, "stock": {"host": 1.0, "L2": 3.0, "weights": 6.0}})
+
+    stacks = html.split('class="stack"')[1:]
+    order = [re.findall(r'title="([^:]+):', stack) for stack in stacks]
+    assert order == [["weights", "launch"], ["weights", "L2", "host"]]
+
+
 def test_changes_of_a_waterfall_hang_between_totals() -> None:
     html = waterfall_bars(STEPS)
 
