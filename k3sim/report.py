@@ -153,7 +153,7 @@ class Report:
             "kv_dtype": question.workload.kv_dtype,
             "seed": question.seed,
             "skew": question.skew.value,
-            "routing_skew": question.routing_skew,
+            "routing": question.routing.name,
             **summary(main),
             **self._interval(main),
             "speedup_over_stock": self.stock.step_us / main.step_us,

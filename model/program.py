@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from k3sim.model.architecture import Architecture
 from k3sim.model.layout import Layout, Matrix, Workload, expert_slice, rank_matrices, rank_shapes
-from k3sim.model.routing import expected_busiest_rank_experts, expected_distinct_experts
+from k3sim.model.routing import UNIFORM, Routing
 from k3sim.model.step import HEAD, START, Path, Row
 
 
@@ -60,15 +60,15 @@ def layer_kind(architecture: Architecture, layer: int) -> str:
     return f"{architecture.mixer(layer)}+{architecture.ffn(layer)}"
 
 
-def dimensions(architecture: Architecture, layout: Layout, workload: Workload, routing_skew: float) -> dict[str, int]:
+def dimensions(architecture: Architecture, layout: Layout, workload: Workload, routing: Routing) -> dict[str, int]:
     """Every number a path row may name, for one rank of one data-parallel replica."""
     rows = -(-workload.concurrency // layout.dp)
     shapes = rank_shapes(architecture, layout)
     moe = architecture.moe
     if layout.ep > 1:
-        distinct = expected_busiest_rank_experts(moe.num_experts, moe.top_k, rows, layout.ep, routing_skew)
+        distinct = routing.busiest_rank_experts(moe.num_experts, moe.top_k, rows, layout.ep)
     else:
-        distinct = expected_distinct_experts(moe.num_experts, moe.top_k, rows, routing_skew)
+        distinct = routing.distinct_experts(moe.num_experts, moe.top_k, rows)
     kv_row_bytes = (architecture.mla.kv_lora_rank + architecture.mla.qk_rope_head_dim) * workload.kv_element_bytes
     return {
         "rows": rows,
@@ -95,6 +95,7 @@ def dimensions(architecture: Architecture, layout: Layout, workload: Workload, r
         "shared_width": moe.shared_intermediate // layout.tp,
         "dense_width": architecture.dense_intermediate // layout.tp,
         "route_bytes": 4 * moe.num_experts // layout.tp + 2 * moe.latent_size // layout.tp,
+        "logit_bytes": 4 * moe.num_experts // layout.tp,
         "latent_bytes": 2 * moe.latent_size // layout.tp,
         "front_bytes": 4 * (moe.num_experts + moe.latent_size) // layout.tp,  # with the latent in fp32
     }
@@ -106,12 +107,12 @@ def build_program(
     workload: Workload,
     path: Path,
     *,
-    routing_skew: float = 0.0,
+    routing: Routing = UNIFORM,
     only_layers: Iterable[int] | None = None,
 ) -> Program:
     """Bind ``path`` to shapes. ``only_layers`` keeps some layers (in order) for a folded simulation."""
     kept = tuple(range(architecture.num_layers)) if only_layers is None else tuple(only_layers)
-    binder = _Binder(architecture, layout, path, dimensions(architecture, layout, workload, routing_skew))
+    binder = _Binder(architecture, layout, path, dimensions(architecture, layout, workload, routing))
     binder.add_table(START, -1, START, 1, kept[0])
     for position, layer in enumerate(kept):
         next_layer = kept[position + 1] if position + 1 < len(kept) else None

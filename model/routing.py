@@ -1,12 +1,20 @@
 """How many experts a step reads: of all weights, only the routed experts' bytes depend on the tokens.
 
-A row picks ``top_k`` different experts. Under uniform routing each expert is picked with probability
-``top_k / num_experts``; with ``skew`` the probabilities follow a Zipf law, ``rank ** -skew``, cut at one.
-Rows are taken as independent. Which experts are popular has nothing to do with which rank holds them.
+A row picks ``top_k`` different experts, each with a probability; rows are taken as independent. Which experts are
+popular has nothing to do with which rank holds them. So routing belongs to the workload, not to the model:
 
-Real text is more concentrated than uniform: 24 rows touched 230 of 896 experts, 35.4 on the busiest of 8
-ranks (https://github.com/xiaguan/kern-k3-pp-prefill, notes/d-mlp.md, GB300, 2026-10-10), where uniform gives
-315. A skew of 0.784 reproduces both; at 4 rows it gives 54 experts instead of 62, at 8 rows 98 not 120.
+| Routing | Probability of an expert | Where it is so |
+| --- | --- | --- |
+| ``uniform`` | the same for all: ``top_k / num_experts`` | random tokens, which benchmarks run |
+| ``text`` | Zipf: ``rank ** -0.784``, cut at one | real text |
+| a number | not used: so many different experts are read | a workload whose experts were counted |
+| a file of counts | as often as it was counted, cut at one | a recorded distribution of experts |
+
+k3opt (GB200, random tokens, 2026-09) counts 16.0, 31.7, 62.3 and 120.3 different experts for 1, 2, 4 and 8 rows, which
+is uniform. Real text is more concentrated: 24 rows touched 230 of 896, 35.4 on the busiest of 8 ranks
+(https://github.com/xiaguan/kern-k3-pp-prefill, notes/d-mlp.md, GB300, 2026-10-10), where uniform gives 315. An exponent
+of 0.784 reproduces both; at 4 rows it gives 54, at 8 rows 98. Uniform is what is taken unless something else is
+stated: published steps are measured so, and it reads the most bytes, so that real text is not slower.
 """
 
 from __future__ import annotations
@@ -15,83 +23,141 @@ import math
 import operator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from k3sim.errors import UserError
 
-MAX_SKEW = 4.0
-REAL_TEXT_SKEW = 0.784  # what a prediction takes unless it is told otherwise; see above
+TEXT_EXPONENT = 0.784
+MAX_COUNTS_BYTES = 16 << 20
 
 _NEGLIGIBLE = 1e-8  # probability; the result is good to about 1e-6 experts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """How tokens choose experts: ``skew`` is the exponent of a Zipf-like popularity, 0 is uniform.
+    """How the tokens of a workload choose experts; ``read_routing`` makes one from what a user writes.
 
-    Raises:
-        UserError: skew is not a number from 0 to 4.
+    ``counts``: how often each expert was picked, in any order; empty for uniform. ``distinct``: different experts that
+    a step reads in each layer, where that was counted.
     """
 
-    skew: float = 0.0
+    name: str
+    counts: tuple[float, ...] = ()
+    distinct: float | None = None
 
-    def __post_init__(self) -> None:
-        _check_skew(self.skew)
+    def probabilities(self, num_experts: int, top_k: int) -> tuple[float, ...]:
+        """Probability that one row picks each expert; they sum to ``top_k``, none exceeds one.
+
+        Raises UserError for a number of experts that the counts do not have.
+        """
+        if not 1 <= top_k <= num_experts:
+            raise UserError(f"top_k={top_k} of {num_experts} experts; 1 to {num_experts} is accepted")
+        if self.name == "text":
+            return _inclusion(tuple(rank**-TEXT_EXPONENT for rank in range(1, num_experts + 1)), top_k)
+        if not self.counts:
+            return (top_k / num_experts,) * num_experts
+        if len(self.counts) != num_experts:
+            raise UserError(f"routing {self.name} has {len(self.counts)} counts; the model has {num_experts} experts")
+        picked = sum(1 for one in self.counts if one)
+        if picked < top_k:
+            raise UserError(f"routing {self.name} has picks of {picked} experts; a row picks {top_k}")
+        return _inclusion(self.counts, top_k)
+
+    def distinct_experts(self, num_experts: int, top_k: int, num_rows: int) -> float:
+        """Mean number of different experts that ``num_rows`` rows read in one layer.
+
+        Raises UserError for a stated number that so many rows cannot pick, and as ``probabilities``.
+        """
+        if self.distinct is not None:
+            most = min(num_experts, num_rows * top_k)
+            if not top_k <= self.distinct <= most:
+                rows = "1 row picks" if num_rows == 1 else f"{num_rows} rows pick"
+                raise UserError(f"routing is {self.name} distinct experts; {rows} {top_k} to {most}")
+            return self.distinct
+        return math.fsum(1.0 - (1.0 - one) ** num_rows for one in self.probabilities(num_experts, top_k))
+
+    def busiest_rank_experts(self, num_experts: int, top_k: int, num_rows: int, ep: int) -> float:
+        """Mean number of different experts on the busiest of ``ep`` ranks that share the experts evenly.
+
+        The picked experts fall on ranks at random, so that their counts follow a multivariate hypergeometric
+        law and the mean of the largest is computed exactly for a given number of different experts; between
+        whole numbers it is interpolated at the mean number. For one row, where the number is ``top_k``, the
+        result is exact. Raises UserError where ``ep`` does not divide the experts, and as ``distinct_experts``.
+        """
+        if ep < 1 or num_experts % ep:
+            raise UserError(f"ep={ep} does not divide {num_experts} experts; give a divisor")
+        distinct = self.distinct_experts(num_experts, top_k, num_rows)
+        # Rounding errors of the sum of probabilities must not turn a whole number into the one below.
+        below = math.floor(distinct + 1e-9)
+        low, high = _busiest(num_experts // ep, ep, min(below, num_experts))
+        return low + max(0.0, distinct - below) * (high - low)
+
+
+UNIFORM, TEXT = Routing(name="uniform"), Routing(name="text")
+
+
+def read_routing(text: str) -> Routing:
+    """``uniform``, ``text``, a number of different experts, or the path of a JSON file of counts.
+
+    The file holds ``{"expert_counts": [...]}``: a count for each expert, or a list of such lists, one a layer, whose
+    counts are added up rank by rank of popularity, as which expert is the popular one differs between layers.
+
+    Raises UserError for anything else.
+    """
+    for named in (UNIFORM, TEXT):
+        if text == named.name:
+            return named
+    try:
+        distinct = float(text)
+    except ValueError:
+        return _read_counts(text)
+    if not 1 <= distinct < math.inf:
+        raise UserError(f"routing is {text} distinct experts; accepted: 1 or more")
+    return Routing(name=text, distinct=distinct)
+
+
+def _read_counts(path: str) -> Routing:
+    from k3sim.model.documents.document import Accepted, read_json
+
+    if not Path(path).suffix and not Path(path).exists():
+        raise UserError(
+            f"unknown routing {path!r}; accepted: uniform, text, a number of distinct experts, a file of counts"
+        )
+    what = 'a JSON object with "expert_counts": the count of each expert, or a list of such lists, one a layer'
+    document = read_json(path, Accepted(what=what, kinds=(), most_bytes=MAX_COUNTS_BYTES))
+    found = document.value.get("expert_counts")
+    layers = found if isinstance(found, list) and found and isinstance(found[0], list) else [found]
+    for number, layer in enumerate(layers):
+        if not _are_counts(layer, layers[0]):
+            keys = ("expert_counts", number) if layers is found else ("expert_counts",)
+            document.fault(keys, "is no list of counts, one an expert, none negative and not all zero")
+    document.settle()
+    counts = [math.fsum(ranked) for ranked in zip(*(sorted(layer, reverse=True) for layer in layers), strict=True)]
+    return Routing(name=path, counts=tuple(counts))
+
+
+def _are_counts(layer: object, first: object) -> bool:
+    return (
+        isinstance(layer, list)
+        and isinstance(first, list)
+        and len(layer) == len(first) > 0
+        and all(isinstance(one, (int, float)) and not isinstance(one, bool) and one >= 0 for one in layer)
+        and any(layer)
+    )
 
 
 @lru_cache(maxsize=64)
-def inclusion_probabilities(num_experts: int, top_k: int, skew: float) -> tuple[float, ...]:
-    """Probability that one row picks each expert, most popular first; they sum to ``top_k``, none exceeds
-    one.
-
-    An expert whose share would exceed one is picked by every row and the rest share what remains.
-
-    Raises:
-        UserError: skew is not a number from 0 to 4, or top_k is not within 1..num_experts.
-    """
-    _check_skew(skew)
-    if not 1 <= top_k <= num_experts:
-        raise UserError(f"top_k={top_k} of {num_experts} experts; 1 to {num_experts} is accepted")
-    weights = [rank**-skew for rank in range(1, num_experts + 1)]
-    weight_left = math.fsum(weights)
+def _inclusion(weights: tuple[float, ...], top_k: int) -> tuple[float, ...]:
+    """Probabilities in proportion to ``weights``; who would exceed one is picked by every row, the rest share."""
+    ranked = sorted(weights, reverse=True)
+    weight_left = math.fsum(ranked)
     certain = 0
-    while certain < top_k and (top_k - certain) * weights[certain] > weight_left:
-        weight_left -= weights[certain]
+    while certain < top_k and (top_k - certain) * ranked[certain] > weight_left:
+        weight_left -= ranked[certain]
         certain += 1
-    share = (top_k - certain) / math.fsum(weights[certain:]) if certain < num_experts else 0.0
-    return (1.0,) * certain + tuple(min(1.0, share * weight) for weight in weights[certain:])
-
-
-def expected_distinct_experts(num_experts: int, top_k: int, num_rows: int, skew: float = 0.0) -> float:
-    """Mean number of different experts that ``num_rows`` independent rows pick in one layer.
-
-    Raises:
-        UserError: as ``inclusion_probabilities``.
-    """
-    probabilities = inclusion_probabilities(num_experts, top_k, skew)
-    return math.fsum(1.0 - (1.0 - probability) ** num_rows for probability in probabilities)
-
-
-@lru_cache(maxsize=1024)
-def expected_busiest_rank_experts(
-    num_experts: int, top_k: int, num_rows: int, ep: int, skew: float = 0.0
-) -> float:
-    """Mean number of different experts on the busiest of ``ep`` ranks that share the experts evenly.
-
-    The picked experts fall on ranks at random, so that their counts follow a multivariate hypergeometric
-    law and the mean of the largest is computed exactly for a given number of different experts; between
-    whole numbers it is interpolated at the mean number. For one row, where the number is ``top_k``, the
-    result is exact.
-
-    Raises:
-        UserError: ep does not divide num_experts, or as ``inclusion_probabilities``.
-    """
-    if ep < 1 or num_experts % ep:
-        raise UserError(f"ep={ep} does not divide {num_experts} experts; give a divisor")
-    distinct = expected_distinct_experts(num_experts, top_k, num_rows, skew)
-    # Rounding errors of the sum of probabilities must not turn a whole number into the one below.
-    below = math.floor(distinct + 1e-9)
-    low, high = _busiest(num_experts // ep, ep, min(below, num_experts))
-    return low + max(0.0, distinct - below) * (high - low)
+    rest = math.fsum(ranked[certain:])
+    share = (top_k - certain) / rest if rest else 0.0
+    return (1.0,) * certain + tuple(min(1.0, share * weight) for weight in ranked[certain:])
 
 
 @lru_cache(maxsize=2048)
@@ -161,8 +227,3 @@ def _product_term(first: list[float], second_backwards: list[float], term: int) 
 def _without_tails(offset: int, values: list[float]) -> tuple[int, list[float]]:
     kept = [index for index, value in enumerate(values) if value > _NEGLIGIBLE]
     return offset + kept[0], values[kept[0] : kept[-1] + 1]
-
-
-def _check_skew(skew: float) -> None:
-    if not isinstance(skew, (int, float)) or isinstance(skew, bool) or not 0 <= skew <= MAX_SKEW:
-        raise UserError(f"skew={skew!r}; a number from 0 (uniform) to {MAX_SKEW:g} is accepted")

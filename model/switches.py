@@ -22,6 +22,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "low-batch-kernels.shared-experts": ("moe.shared",),
     "fused-allreduce.o-proj": ("kda.", "mla.", "attn_res.ffn"),
     "fused-allreduce.tail": ("attn_res.mixer", "attn_res.snapshots", "moe.", "dense.", "embed.", "head."),
+    "sharded-router.latent": ("moe.",),
     "sharded-router.logits": ("moe.",),
     "sharded-router.sampling": ("head.", "host."),
     "l2-prefetch.weights": ("prefetch.",),
@@ -39,7 +40,8 @@ MEANINGS: Mapping[str, str] = {
     "fused-allreduce.o-proj": "output projection of attention, and the residual before the FFN",
     "fused-allreduce.tail": "end of the FFN, the residual before the mixer, embedding and head",
     "sharded-router": "router and sampling divided over the ranks instead of computed in full on each",
-    "sharded-router.logits": "router scores and the latent projection",
+    "sharded-router.latent": "latent down-projection divided over the ranks",
+    "sharded-router.logits": "router scores divided too, and pushed with the latent",
     "sharded-router.sampling": "sampling from the candidates of every rank, in the graph",
     "l2-prefetch": "weights of the next kernels loaded into L2 while HBM is idle",
     "l2-prefetch.weights": "every prefetch",
@@ -74,9 +76,10 @@ def named(parts: Iterable[str]) -> tuple[str, ...]:
 
 
 def switches_at(stage: str, names: Iterable[str]) -> frozenset[str]:
-    """The switches that are on for one stage: whole ones, and those of which a part names the stage."""
-    return frozenset(name for name in names if name in SWITCHES) | frozenset(
-        switch_of(name) for name in names if name in PARTS and stage.startswith(PARTS[name])
+    """What is on for one stage: the parts that name it, and the switches that these belong to."""
+    parts = [part for name in names for part in parts_of(name) if stage.startswith(PARTS[part])]
+    return frozenset(parts) | frozenset(switch_of(part) for part in parts) | frozenset(
+        name for name in names if name in SWITCHES
     )
 
 

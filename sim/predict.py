@@ -118,7 +118,7 @@ def program_of(question: Question) -> tuple[Program, Fold | None]:
         layout,
         question.workload,
         path,
-        routing_skew=question.routing_skew,
+        routing=question.routing,
         only_layers=fold.layers if fold else None,
     )
     return program, fold

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from k3sim.errors import UserError
-from k3sim.model.routing import MAX_SKEW, REAL_TEXT_SKEW
+from k3sim.model.routing import UNIFORM, Routing, read_routing
 from k3sim.sim.compared_range import range_warnings
 from k3sim.sim.components.skew import Skew
 
@@ -59,8 +59,8 @@ class Options:
     skew: bool | None = _option(
         None, bool, "Simulate all ranks with sampled skew, or none; by default one rank with the expected skew."
     )
-    routing_skew: float = _option(
-        REAL_TEXT_SKEW, float, "Popularity exponent of the experts: 0 is uniform, 0.784 real text."
+    routing: str = _option(
+        UNIFORM.name, str, "How tokens choose experts: uniform, text, distinct experts a layer, or a file of counts."
     )
     pad_experts: bool | None = _option(None, bool, "Pad expert slices to 128; by default as the path does.")
     model: str | None = _option(None, str, "A config.json of the same family in place of Kimi K3's.")
@@ -123,7 +123,7 @@ class Question:
     path: Path
     skew: Skew = Skew.EXPECTED
     seed: int = 0
-    routing_skew: float = 0.0
+    routing: Routing = UNIFORM
     pad_experts: bool | None = None  # None: as the path does it
     folded: bool = True
 
@@ -171,8 +171,9 @@ def ask(options: Options) -> Question:
     check_workload(architecture, workload)
     if path.kernel_set == "own":
         check_own(architecture, layout, -(-workload.concurrency // layout.dp))
-    if not 0.0 <= options.routing_skew <= MAX_SKEW:
-        raise UserError(f"routing skew is {options.routing_skew}; accepted: 0 (uniform) to {MAX_SKEW:g}")
+    routing = read_routing(options.routing)
+    moe = architecture.moe
+    routing.distinct_experts(moe.num_experts, moe.top_k, -(-workload.concurrency // layout.dp))
     if not 0 <= options.seed <= MAX_SEED:
         raise UserError(f"seed is {options.seed}; accepted: 0 to {MAX_SEED}")
     check_fits(
@@ -193,7 +194,7 @@ def ask(options: Options) -> Question:
         path=path,
         skew=skew,
         seed=options.seed,
-        routing_skew=options.routing_skew,
+        routing=routing,
         pad_experts=options.pad_experts,
         folded=skew is not Skew.SAMPLED,
     )

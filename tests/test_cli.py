@@ -90,8 +90,8 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("--concurrency 1e3x", ["'--concurrency'", "'1e3x'"]),
         ("--kv-dtype int4", ["'int4'", "fp8", "bf16"]),
         ("--seed -1", ["seed is -1", "0 to 2147483647"]),
-        ("--routing-skew nan", ["routing skew is nan", "0 (uniform) to 4"]),
-        ("--routing-skew -0.5", ["routing skew is -0.5"]),
+        ("--routing nan", ["routing is nan distinct experts", "1 or more"]),
+        ("--routing even", ["unknown routing 'even'", "uniform, text"]),
         ("--machine gb200 --tp 8", ["9.6 GB more than the 198.7 GB of gb200", "tp=16 or tp=32 would fit"]),
         ("--machine h200 --tp 8", ["57.5 GB more than the 150.8 GB of h200", "tp=16"]),
         ("--tp 8 --concurrency 4096 --context 1048576", ["no tp up to 32 fits", "lower concurrency or context"]),
@@ -313,7 +313,7 @@ def test_json_is_the_only_thing_on_standard_output(capsys: Capture, out: Path) -
 @pytest.mark.parametrize(
     "options",
     [
-        "--concurrency 4 --context 100 --kv-dtype bf16 --without l2-prefetch --routing-skew 0.5 --no-skew",
+        "--concurrency 4 --context 100 --kv-dtype bf16 --without l2-prefetch --routing text --no-skew",
         "--machine b300 --tp 8 --ep 2 --dcp 4 --dp 2 --with fused-allreduce --with l2-prefetch --pad-experts --seed 3",
         "--path megakernel",
         "--without fused-allreduce.o-proj --without l2-prefetch",

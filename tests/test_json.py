@@ -19,7 +19,7 @@ from k3sim.sim.timeline.critical_path import Part
 SUMMARY = {"step_us", "tokens_per_second_per_user", "floor_us", "hbm_busy_fraction", "waits_us"}
 KEYS = SUMMARY | {
     "schema_version", "model", "machine", "layout", "path", "switches", "concurrency", "context", "kv_dtype", "seed",
-    "skew", "routing_skew", "stock", "fused", "megakernel", "speedup_over_stock", "switches_added", "switches_removed",
+    "skew", "routing", "stock", "fused", "megakernel", "speedup_over_stock", "switches_added", "switches_removed",
     "critical_path", "stages", "command", "machine_values", "not_modelled", "files",
 }  # fmt: skip
 STAGE = ["rank", "layer", "kind", "stage", "stream", "start_us", "end_us"]

@@ -50,7 +50,7 @@ timeline --tp 8 --machine b300 --skew --seed 7
 timeline --context 131072 --dcp 4
 timeline --ep 16 --concurrency 8
 timeline --dp 2 --tp 8 --concurrency 8 --kv-dtype bf16
-timeline --routing-skew 0 --pad-experts --concurrency 4
+timeline --routing uniform --pad-experts --concurrency 4
 timeline --intervals --draws 3
 timeline --kernels own --machine h200
 timeline --kernels own --machine h200 --path stock --concurrency 4

@@ -14,6 +14,7 @@ from k3sim.model.step import HEAD, START, Row
 from k3sim.model.switches import SWITCHES
 
 BATCH, REDUCE, ROUTE, FETCH = SWITCHES
+LATENT, LOGITS = "sharded-router.latent", "sharded-router.logits"  # parts that a row may name, as it may a switch
 
 ROWS: dict[str, int | str] = {"rows": "rows"}
 MIX: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "sources": "sources"}
@@ -148,10 +149,9 @@ DENSE_ROWS = (
 # inside the launch; from two on, a launch in front of it selects and the tensor-core kernel follows (k3opt README: "the
 # block kernel then runs in routing-only mode").
 BLOCK_ROWS, SELECT_INSIDE_ROWS = 8, 1
-# The front is divided whole for so many rows, its latent projection for so many; beyond that every rank computes all of
-# it (k3opt README: MOEBLOCK, whose router is not divided there, up to 4 rows, DOWNSHARD up to 8).
-FRONT_ROWS, LATENT_FRONT_ROWS = 4, 8
-LATENT_FRONT: dict[str, Any] = {"min_rows": FRONT_ROWS + 1, "max_rows": LATENT_FRONT_ROWS}
+# Up to how many rows the front is divided; beyond that every rank computes all of it (k3opt README: DOWNSHARD). Public
+# builds divide the latent projection alone and read the router whole on every rank (k3opt: 12.8 MB of 111 a layer).
+FRONT_ROWS = 8
 SELECT_BEFORE: dict[str, Any] = {"min_rows": SELECT_INSIDE_ROWS + 1, "max_rows": BLOCK_ROWS}
 
 
@@ -164,13 +164,20 @@ def _select_from_whole_logits(**columns: Any) -> tuple[Row, ...]:
     )
 
 
-def _whole_front(**columns: Any) -> tuple[Row, ...]:
-    """Router on the main stream, latent down-projection beside it, in full on every rank."""
-    return (
-        _row("moe.router", "skinny_gemv.column_pair", ROWS, weights=("moe.router",), **PUBLIC, **columns),
-        _row("moe.latent_down", "skinny_gemv.column_pair", ROWS, weights=("moe.latent_down",), stream="aux",
-             after=("attn_res.ffn",), **columns),
-    )
+def _whole_router(**columns: Any) -> Row:
+    return _row("moe.router", "skinny_gemv.column_pair", ROWS, weights=("moe.router",), **PUBLIC, **columns)
+
+
+def _whole_latent_down(**columns: Any) -> Row:
+    """Beside the router, on the other stream."""
+    return _row("moe.latent_down", "skinny_gemv.column_pair", ROWS, weights=("moe.latent_down",), stream="aux",
+                after=("attn_res.ffn",), **columns)
+
+
+def _divided_front(sent: str, weights: tuple[str, ...], **columns: Any) -> Row:
+    """A GEMV that pushes this rank's columns to all."""
+    return _row("moe.front", "skinny_gemv.ring_push", {"rows": "rows", "sent_bytes_per_row": sent}, weights=weights,
+                sends="route", max_rows=FRONT_ROWS, **columns)
 
 
 def _grouped_experts(*, on: tuple[str, ...] = (), off: tuple[str, ...] = (), min_rows: int = 1) -> tuple[Row, ...]:
@@ -178,11 +185,11 @@ def _grouped_experts(*, on: tuple[str, ...] = (), off: tuple[str, ...] = (), min
     bounds: dict[str, Any] = {"min_rows": min_rows}
     return (
         *_select_from_whole_logits(on=on, off=(*off, ROUTE), **bounds),
-        *_select_from_whole_logits(on=(*on, ROUTE), off=off, min_rows=max(min_rows, LATENT_FRONT_ROWS + 1)),
+        *_select_from_whole_logits(on=(*on, ROUTE), off=off, min_rows=max(min_rows, FRONT_ROWS + 1)),
         *(
             (_row("moe.routing", "router_topk.gather_select", SELECT, receives=("route",), on=(*on, ROUTE), off=off,
-                  max_rows=LATENT_FRONT_ROWS, **PUBLIC, **bounds),)
-            if min_rows <= LATENT_FRONT_ROWS
+                  after=("moe.latent_down",), max_rows=FRONT_ROWS, **PUBLIC, **bounds),)
+            if min_rows <= FRONT_ROWS
             else ()
         ),
         _row("moe.permutation", "unfused.permutation", {"rows": "rows", "experts": "experts"}, launch="pdl",
@@ -198,18 +205,15 @@ def _grouped_experts(*, on: tuple[str, ...] = (), off: tuple[str, ...] = (), min
 
 MOE_ROWS = (
     *BEFORE_FFN,
-    # Front, computed in full on every rank.
-    *_whole_front(off=(ROUTE,)),
-    *_whole_front(on=(ROUTE,), min_rows=LATENT_FRONT_ROWS + 1),
-    # Front, divided over the ranks: one GEMV pushes this rank's logits and latent columns to all; for more rows the
-    # latent columns alone, beside a router that every rank computes.
-    _row("moe.front", "skinny_gemv.ring_push", {"rows": "rows", "sent_bytes_per_row": "route_bytes"},
-         weights=("moe.router_shard", "moe.latent_down_shard"), on=(ROUTE,), sends="route", max_rows=FRONT_ROWS,
-         **EARLY),
-    _row("moe.router", "skinny_gemv.column_pair", ROWS, weights=("moe.router",), on=(ROUTE,), **PUBLIC, **LATENT_FRONT),
-    _row("moe.front", "skinny_gemv.ring_push", {"rows": "rows", "sent_bytes_per_row": "latent_bytes"},
-         weights=("moe.latent_down_shard",), on=(ROUTE,), sends="route", stream="aux", after=("attn_res.ffn",),
-         trigger="start", **LATENT_FRONT),
+    # Front: router scores and latent projection, each in full on every rank or divided over the ranks.
+    _whole_router(off=(LOGITS,)),
+    _whole_router(on=(LOGITS,), min_rows=FRONT_ROWS + 1),
+    _whole_latent_down(off=(LATENT,)),
+    _whole_latent_down(on=(LATENT,), min_rows=FRONT_ROWS + 1),
+    _divided_front("route_bytes", ("moe.router_shard", "moe.latent_down_shard"), on=(LATENT, LOGITS), **EARLY),
+    _divided_front("latent_bytes", ("moe.latent_down_shard",), on=(LATENT,), off=(LOGITS,), stream="aux",
+                   after=("attn_res.ffn",), trigger="start"),
+    _divided_front("logit_bytes", ("moe.router_shard",), on=(LOGITS,), off=(LATENT,), **EARLY),
     # Shared experts beside the selected ones.
     _row("moe.shared_gate_up", "skinny_gemv.column_pair", ROWS, weights=("moe.shared_gate_up",), off=(BATCH,),
          stream="aux", after=("attn_res.ffn",)),
@@ -228,10 +232,11 @@ MOE_ROWS = (
     _row("moe.experts", "expert_gemv.block", SELECT_EXPERTS, weights=("moe.expert_w13", "moe.expert_w2"),
          on=(BATCH,), off=(ROUTE,), max_rows=SELECT_INSIDE_ROWS, launch="pdl", after=("moe.latent_down",)),
     _row("moe.experts", "expert_gemv.block", SELECT_EXPERTS, weights=("moe.expert_w13", "moe.expert_w2"),
-         on=(BATCH, ROUTE), max_rows=SELECT_INSIDE_ROWS, receives=("route",), launch="pdl", trigger="stream"),
+         on=(BATCH, ROUTE), max_rows=SELECT_INSIDE_ROWS, receives=("route",), launch="pdl", trigger="stream",
+         after=("moe.latent_down",)),
     *_select_from_whole_logits(on=(BATCH,), off=(ROUTE,), **SELECT_BEFORE),
-    _row("moe.routing", "router_topk.gather_select", SELECT, receives=("route",), on=(BATCH, ROUTE), **PUBLIC,
-         **SELECT_BEFORE),
+    _row("moe.routing", "router_topk.gather_select", SELECT, receives=("route",), on=(BATCH, ROUTE),
+         after=("moe.latent_down",), **PUBLIC, **SELECT_BEFORE),
     _row("moe.experts", "expert_gemv.block", {**SELECT_EXPERTS, "selects": 0},
          weights=("moe.expert_w13", "moe.expert_w2"), on=(BATCH,), launch="pdl", trigger="stream", **SELECT_BEFORE),
     _row("prefetch.next", "l2_prefetch.bulk", {"budget_bytes": 48 << 20}, weights=("moe.latent_up_shard", "next layer"),

@@ -12,10 +12,11 @@ from k3sim.kernels.costs import all_costs
 from k3sim.kernels.expert_gemv.launch import MAX_ROWS, WIDTHS
 from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import Layout, Workload, rank_matrices
-from k3sim.model.paths import PATH_NAMES, SWITCHES, find_path
+from k3sim.model.paths import PARTS, PATH_NAMES, SWITCHES, find_path
 from k3sim.model.paths.own import MAX_OWN_ROWS, OWN_EXPERT_WIDTHS, OWN_TABLES, check_own
-from k3sim.model.paths.public import FUSED_NEXT_WEIGHTS, FUSED_TABLES, MEGAKERNEL_TABLES
+from k3sim.model.paths.public import FUSED_NEXT_WEIGHTS, FUSED_TABLES, LATENT, LOGITS, MEGAKERNEL_TABLES
 from k3sim.model.program import dimensions
+from k3sim.model.routing import UNIFORM
 from k3sim.model.step import Row
 
 K3 = load_architecture()
@@ -96,19 +97,23 @@ def test_every_operator_has_a_cost_and_row() -> None:
 
 def test_every_named_weight_and_dimension_exists() -> None:
     matrices = set(rank_matrices(K3, Layout()))
-    known = set(dimensions(K3, Layout(), Workload(), 0.0)) | {"sources", "ffn_sources"}
+    known = set(dimensions(K3, Layout(), Workload(), UNIFORM)) | {"sources", "ffn_sources"}
     for row in ROWS:
         assert set(row.weights) <= matrices | {"next layer"}, row.stage
         assert {value for value in row.shape.values() if isinstance(value, str)} <= known, row.stage
         assert row.group in known
-        assert set(row.on) | set(row.off) <= set(SWITCHES)
+        assert set(row.on) | set(row.off) <= {*SWITCHES, *PARTS}
         assert row.launch in ("graph", "pdl", "task", "host") and row.trigger in ("start", "wait", "stream", "end")
     for weights in FUSED_NEXT_WEIGHTS.values():
         assert set(weights) <= matrices
 
 
 def test_every_row_runs_under_some_switches() -> None:
-    sets = [frozenset(s for s, on in zip(SWITCHES, bits, strict=True) if on) for bits in product((0, 1), repeat=4)]
+    parts = (LATENT, LOGITS)
+    sets = [
+        frozenset(name for name, on in zip((*SWITCHES, *parts), bits, strict=True) if on)
+        for bits in product((0, 1), repeat=len(SWITCHES) + len(parts))
+    ]
     layouts = [(Layout(tp=8), 12), (Layout(tp=16), 6), (Layout(tp=16, dcp=2), 6)]
     for row in ROWS:
         assert any(
@@ -117,6 +122,23 @@ def test_every_row_runs_under_some_switches() -> None:
             for layout, heads in layouts
             for rows in (1, 4, 8, 64)
         ), row.stage
+
+
+@pytest.mark.parametrize(
+    ("parts", "rows", "front"),
+    [
+        ((), 1, {"moe.router": ["moe.router"], "moe.latent_down": ["moe.latent_down"]}),
+        ((LATENT,), 1, {"moe.router": ["moe.router"], "moe.front": ["moe.latent_down_shard"]}),
+        ((LOGITS,), 1, {"moe.front": ["moe.router_shard"], "moe.latent_down": ["moe.latent_down"]}),
+        ((LATENT, LOGITS), 8, {"moe.front": ["moe.router_shard", "moe.latent_down_shard"]}),
+        ((LATENT, LOGITS), 9, {"moe.router": ["moe.router"], "moe.latent_down": ["moe.latent_down"]}),
+    ],
+)
+def test_the_front_is_divided_part_by_part(parts: tuple[str, ...], rows: int, front: dict[str, list[str]]) -> None:
+    path = find_path("fused", with_switches=parts) if parts else find_path("stock")
+    running = [row for row in path.tables["moe"] if path.applies(row, Layout(), 6, rows)]
+    stages = ("moe.router", "moe.latent_down", "moe.front")
+    assert {row.stage: list(row.weights) for row in running if row.stage in stages} == front
 
 
 def kernel(**columns: object) -> Row:

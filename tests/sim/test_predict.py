@@ -13,6 +13,7 @@ from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.program import build_program
+from k3sim.model.routing import TEXT, UNIFORM
 from k3sim.sim.components.skew import Skew
 from k3sim.sim.engine import simulate
 from k3sim.sim.predict import Prediction, difference_us, ladder, leave_one_out, predict
@@ -103,7 +104,7 @@ def test_a_short_context_takes_no_longer(path: str) -> None:
 @pytest.mark.parametrize("path", PATHS)
 def test_popular_experts_change_what_is_read(path: str) -> None:
     asked = question(concurrency=16)
-    uniform, skewed = (predict(replace(asked, routing_skew=skew, path=find_path(path))) for skew in (0.0, 0.784))
+    uniform, skewed = (predict(replace(asked, routing=one, path=find_path(path))) for one in (UNIFORM, TEXT))
     assert skewed.moved_bytes < uniform.moved_bytes
     cut, spread = (predict(question(ep=ep, path=find_path(path))) for ep in (1, 16))
     assert spread.moved_bytes > cut.moved_bytes  # the busiest rank has three experts, not its sixteenth of each

@@ -57,7 +57,7 @@ def test_a_command_states_what_is_no_default() -> None:
         ("k3sim timeline --tp 8 --tp=8", "stands twice"),
         ("k3sim timeline --skew --no-skew", "stands twice"),
         ("k3sim timeline --tp eight", "--tp is 'eight'; accepted: a whole number"),
-        ("k3sim timeline --routing-skew much", "--routing-skew is 'much'; accepted: a number"),
+        ("k3sim timeline --routing-skew 0", "unknown option '--routing-skew'"),
         ("k3sim timeline --accepted-tokens 3", "no speculation is modelled"),
         ("k3sim timeline --with welded", "switch 'welded' is called 'fused-allreduce' now"),
         ("k3sim timeline --path persistent", "path 'persistent' is called 'megakernel' now"),
