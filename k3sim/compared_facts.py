@@ -32,7 +32,7 @@ def facts_of_prediction(prediction: Prediction) -> Facts:
         ranks={"expected": "one rank, mean skew", "off": "one rank, no skew"}.get(
             question.skew.value, f"all ranks, skew of seed {question.seed}"
         ),
-        routing=question.routing_skew,
+        routing=question.routing.name,
     )
 
 
@@ -48,7 +48,7 @@ def facts_of_document(document: Mapping[str, Any]) -> Facts:
             for key in ("model", "path", "switches", "kernels", "machine", "layout", "concurrency", "context")
         },
         kv_dtype=document.get("kv_dtype"),
-        routing=document.get("routing_skew"),
+        routing=document.get("routing"),
     )
 
 
@@ -62,7 +62,7 @@ def in_words(fact: str, text: str) -> str:
     """A fact in a list of facts: ``concurrency 1``, but ``predicted``."""
     if fact == "layers":
         return f"{text} layers"
-    return f"{fact} {text}" if fact in ("switches", "concurrency", "context", "routing skew") else text
+    return f"{fact} {text}" if fact in ("switches", "concurrency", "context", "routing") else text
 
 
 def _facts(**given: Any) -> Facts:
@@ -81,6 +81,6 @@ def _facts(**given: Any) -> Facts:
         "context": given.get("context"),
         "KV cache": given.get("kv_dtype") and f"{given['kv_dtype']} KV cache",
         "ranks": given.get("ranks"),
-        "routing skew": given.get("routing"),
+        "routing": given.get("routing"),
     }
     return {fact: str(value) for fact, value in shown.items() if value is not None}

@@ -112,7 +112,7 @@ def _options(random: Random, originals: Originals) -> Invocation:
             "kernels check router_topk",
             "kernels bench --replays 2",
             "kernels build router_topk",
-            "paths --concurrency 4 --context 100 --kv-dtype bf16 --seed 3 --no-skew --routing-skew 0.5",
+            "paths --concurrency 4 --context 100 --kv-dtype bf16 --seed 3 --no-skew --routing text",
         )
     )
     words = mutated_words(random, mutated_words(random, command.split()))
