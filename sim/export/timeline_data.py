@@ -13,6 +13,7 @@ from typing import Any
 
 from k3sim.sim.export.colours import word_of_phase
 from k3sim.sim.export.lanes import assign_lanes
+from k3sim.sim.export.nesting import sublayers
 from k3sim.sim.timeline.critical_path import Part, critical_path
 from k3sim.sim.timeline.timeline import Counter, KernelRun, Phase, Span, Timeline
 
@@ -85,19 +86,18 @@ def layer_window(timeline: Timeline, layer: int) -> tuple[int, int] | None:
 
 
 def _layers(timeline: Timeline) -> list[dict[str, Any]]:
-    """Layers as stretches that tile the step: each ends with its last kernel on the main stream."""
-    ends: dict[int, tuple[int, str]] = {}
-    for kernel in timeline.of_rank(timeline.critical_rank):
-        if kernel.stream in ("main", "host"):
-            end_ps = max(kernel.end_ps, ends.get(kernel.layer, (0, ""))[0])
-            ends[kernel.layer] = (end_ps, kernel.kind)
-    found, now = [], 0
-    for layer, (end_ps, kind) in sorted(ends.items()):
-        inside = 0 <= layer < timeline.num_layers
-        names = [f"layer {layer} ({kind})", f"{layer} {kind}", str(layer)] if inside else [kind]
-        found.append({"names": names, "start": now, "end": end_ps})
-        now = end_ps
-    return found
+    """The sublayers that tile the step, as the trace has them, each with its names from the longest on."""
+    inner = sublayers(timeline.of_rank(timeline.critical_rank), timeline.num_layers, timeline.step_ps)
+    return [
+        {
+            "names": [f"layer {one.layer} {one.name}", f"{one.layer} {one.name}", one.name]
+            if 0 <= one.layer < timeline.num_layers
+            else [one.name],
+            "start": one.start_ps,
+            "end": one.end_ps,
+        }
+        for one in inner
+    ]
 
 
 class _Numbered(dict[str, int]):

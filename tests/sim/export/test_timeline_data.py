@@ -111,12 +111,16 @@ def test_a_layer_runs_while_its_main_stream_does() -> None:
     assert layer_window(one_layer(), 7) is None
 
 
-def test_layers_tile_the_step() -> None:
+def test_sublayers_tile_the_step() -> None:
     timeline = synthetic_timeline(num_layers=8)
     layers = timeline_data(timeline)["layers"]
 
-    assert [layer["start"] for layer in layers[1:]] == [layer["end"] for layer in layers[:-1]]
-    assert layers[3]["names"] == ["layer 3 (mla+moe)", "3 mla+moe", "3"]
+    assert [layer["start"] for layer in layers] == [0, *(layer["end"] for layer in layers[:-1])]
+    assert layers[-1]["end"] == timeline.step_ps
+    assert [layer["names"] for layer in layers[6:8]] == [
+        ["layer 3 mla", "3 mla", "mla"],
+        ["layer 3 moe", "3 moe", "moe"],
+    ]
 
 
 def test_a_measured_timeline_without_counters_has_no_rates() -> None:
