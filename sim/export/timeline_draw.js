@@ -224,8 +224,8 @@ Object.assign(TimelineChart.prototype, {
     const parts = [];
     for (let i = Math.ceil((this.from - origin) / step); origin + i * step <= this.to; i++) {
       const x = this.x_of(origin + i * step);
-      const number = (i * step / (in_ns ? 1000 : PS_PER_US)).toFixed(digits);
-      const shown = number.replace(/\B(?=(\d{3})+(?!\d))(?<!\.\d*)/g, ",");
+      const shown = (i * step / (in_ns ? 1000 : PS_PER_US)).toLocaleString(
+        "en-US", {minimumFractionDigits: digits, maximumFractionDigits: digits});
       parts.push(`<path class="rule" d="M${x.toFixed(1)} ${y}v5"/>`);
       if (x > this.left + 12 && x < this.right - 16) {
         parts.push(`<text class="tick" x="${x.toFixed(1)}" y="${y + 16}">${shown}</text>`);
