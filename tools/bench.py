@@ -226,7 +226,7 @@ def repeated_rows() -> list[Row]:
 def part_rows(runs: int) -> list[Row]:
     """The simulation and the files proper, imports left out."""
     import k3sim
-    from k3sim.model.routing import expected_busiest_rank_experts
+    from k3sim.model.routing import Routing
     from k3sim.sim.export.html import write_html_report
     from k3sim.sim.export.perfetto import write_perfetto_trace
     from k3sim.sim.predict import Prediction, predict
@@ -239,10 +239,11 @@ def part_rows(runs: int) -> list[Row]:
 
     skews = iter(0.3 + 0.01 * number for number in range(10**6))
 
-    def routing() -> None:
-        skew = next(skews)  # the result of one skew is kept
+    def busiest_ranks() -> None:
+        skew = next(skews)  # the result of one distribution is kept
+        routing = Routing(name="counted", counts=tuple(rank**-skew for rank in range(1, 897)))
         for rows, ep in ((3, 8), (30, 8), (39, 16), (41, 32)):
-            expected_busiest_rank_experts(896, 16, rows, ep, skew)
+            routing.busiest_rank_experts(896, 16, rows, ep)
 
     report = k3sim.predict(concurrency=1)
     timelines = {label: prediction.full for label, prediction in report.labelled.items()}
@@ -251,7 +252,7 @@ def part_rows(runs: int) -> list[Row]:
         quick = {
             "one path, folded": lambda: predicted(),
             "one path of the own kernels, folded": lambda: predicted(machine="h200", kernels="own"),
-            "routing, busiest rank of four layouts": routing,
+            "routing, busiest rank of four layouts": busiest_ranks,
             "HTML report": lambda: write_html_report(report.html_data(), timelines, Path(folder, "report.html")),
         }
         slow = {

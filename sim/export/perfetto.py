@@ -25,8 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from k3sim.sim.timeline.timeline import Counter, KernelRun, Phase, Timeline
 
 PS_PER_NS = 1000
 BYTES_PER_US_PER_GBPS = 1000  # one GB/s moves a thousand bytes in a microsecond
+KEY_BYTES = 8 + 4  # time and number of an event
 SEQUENCE_ID = 1  # one writer; fixed, so that the same timelines give the same bytes
 PIDS_PER_PROCESS = 100  # leaves room for thread ids of a process to follow its own
 
@@ -145,8 +145,8 @@ class _InternedStrings:
 class _TraceWriter:
     """Serialised packets so far, and the strings they refer to by number.
 
-    ``_events`` have their time in nanoseconds. On each track they come in order, and sorting by time keeps the order
-    of equal ones, so that what nests there still does.
+    ``_events`` begin with their time in nanoseconds and their number, by which they are sorted in the end: on each
+    track they come in order, and what nests there still does. A tuple of each would take 200 MB for all ranks.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class _TraceWriter:
 
         self._schema: Any = perfetto_trace_pb2
         self._descriptors: list[bytes] = []
-        self._events: list[tuple[int, bytes]] = []
+        self._events: list[bytes] = []
         self._num_tracks = 0
         self._num_flows = 0
         self._pid = 0
@@ -179,8 +179,15 @@ class _TraceWriter:
         self._event_names.write_to(packet.interned_data.event_names)
         self._categories.write_to(packet.interned_data.event_categories)
         self._annotation_names.write_to(packet.interned_data.debug_annotation_names)
-        events = (packet for _, packet in sorted(self._events, key=itemgetter(0)))
-        return b"".join([trace.SerializeToString(), *self._descriptors, *events])
+        self._events.sort()
+        for index, event in enumerate(self._events):
+            self._events[index] = event[KEY_BYTES:]
+        return b"".join(chain((trace.SerializeToString(),), self._descriptors, self._events))
+
+    def _add_event(self, time_ns: int, trace: Any) -> None:
+        self._events.append(
+            time_ns.to_bytes(8, "big") + len(self._events).to_bytes(4, "big") + trace.SerializeToString()
+        )
 
     def add_process(self, name: str, machine: str) -> None:
         """Starts a process; the threads and counters added next belong to it."""
@@ -220,7 +227,7 @@ class _TraceWriter:
         for time_ns, bytes_per_us in rate_at_ns.items():
             packet.timestamp = time_ns
             event.double_counter_value = bytes_per_us / BYTES_PER_US_PER_GBPS
-            self._events.append((time_ns, trace.SerializeToString()))
+            self._add_event(time_ns, trace)
 
     def new_flows(self, kernels: Sequence[KernelRun]) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
         """Numbers an arrow for each cause of each kernel; returns the arrows out of and into each kernel.
@@ -266,7 +273,7 @@ class _TraceWriter:
         )
         for annotation, value in zip(event.debug_annotations, values, strict=True):
             annotation.int_value = value
-        self._events.append((start_ns, trace.SerializeToString()))
+        self._add_event(start_ns, trace)
         if is_instant:
             return
         if [span.phase for span in kernel.spans] != [Phase.RUN]:
@@ -277,7 +284,7 @@ class _TraceWriter:
         packet.timestamp = end_ns
         event.track_uuid = track
         event.terminating_flow_ids[:] = incoming
-        self._events.append((end_ns, trace.SerializeToString()))
+        self._add_event(end_ns, trace)
 
     def add_slice(self, one: Slice, track: int) -> None:
         """A slice and those inside it; nothing for one that begins and ends in the same nanosecond."""
@@ -288,13 +295,13 @@ class _TraceWriter:
         packet.timestamp = start_ns
         event.track_uuid = track
         event.name_iid = self._event_names[one.name]
-        self._events.append((start_ns, trace.SerializeToString()))
+        self._add_event(start_ns, trace)
         for inner in one.inner:
             self.add_slice(inner, track)
         trace, packet, event = self._slice_end
         packet.timestamp = end_ns
         event.track_uuid = track
-        self._events.append((end_ns, trace.SerializeToString()))
+        self._add_event(end_ns, trace)
 
     def _new_track(self) -> tuple[Any, Any]:
         """A trace of one packet that describes a track, and that description."""
