@@ -6,7 +6,7 @@ One process a timeline and rank (``fused rank 0``). Its threads, from the top:
 | --- | --- |
 | ``step`` | the step, in it the layers, in them the sublayers (``nesting.py``) |
 | ``critical path`` | on the critical rank: the kernel that the step waits for, and in it the part of the wait or work |
-| a stream each | kernels, and in them their phases |
+| a stream each | kernels, and in them what each does, in the words of the waits with the phase behind it |
 
 A counter track a resource follows, and an arrow leads from a kernel to each it held up.
 
@@ -31,6 +31,7 @@ from typing import Any
 
 from k3sim.sim.export.lanes import assign_lanes
 from k3sim.sim.export.nesting import sublayers
+from k3sim.sim.export.timeline_data import worded_spans
 from k3sim.sim.export.whole_file import write_whole_file
 from k3sim.sim.timeline.critical_path import critical_path
 from k3sim.sim.timeline.timeline import Counter, KernelRun, Phase, Timeline
@@ -278,7 +279,9 @@ class _TraceWriter:
             return
         if [span.phase for span in kernel.spans] != [Phase.RUN]:
             for span in kernel.spans:
-                self.add_slice(Slice(span.phase.value, span.start_ps, span.end_ps), track)
+                for word, start_ps, end_ps in worded_spans(span, kernel.stream):
+                    phase = span.phase.value
+                    self.add_slice(Slice(word if word == phase else f"{word} ({phase})", start_ps, end_ps), track)
 
         trace, packet, event = self._kernel_end
         packet.timestamp = end_ns

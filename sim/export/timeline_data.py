@@ -127,12 +127,12 @@ def _pattern(kernel: KernelRun, words: _Numbered, phases: _Numbered) -> list[lis
     return [
         [start_ps - kernel.start_ps, end_ps - start_ps, words[word], phases[span.phase.value]]
         for span in kernel.spans
-        for word, start_ps, end_ps in _worded(span, kernel.stream)
+        for word, start_ps, end_ps in worded_spans(span, kernel.stream)
         if end_ps > start_ps
     ]
 
 
-def _worded(span: Span, stream: str) -> Iterable[tuple[str, int, int]]:
+def worded_spans(span: Span, stream: str) -> Iterable[tuple[str, int, int]]:
     """A span under the words of the waits: for peers it waits until its own data arrived, and then for a slower one."""
     if span.phase is Phase.PEERS:
         arrival_ps = _arrival_ps(span)
