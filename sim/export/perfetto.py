@@ -281,7 +281,8 @@ class _TraceWriter:
             for span in kernel.spans:
                 for word, start_ps, end_ps in worded_spans(span, kernel.stream):
                     phase = span.phase.value
-                    self.add_slice(Slice(word if word.lower() == phase else f"{word} ({phase})", start_ps, end_ps), track)
+                    name = word if word.lower() == phase else f"{word} ({phase})"
+                    self.add_slice(Slice(name, start_ps, end_ps), track)
 
         trace, packet, event = self._kernel_end
         packet.timestamp = end_ns
