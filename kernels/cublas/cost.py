@@ -1,25 +1,30 @@
 """Cost of a GEMM of one to a few rows as cuBLAS runs it, launched on a plain graph edge.
 
-Grid, threads, registers, shared memory, stages and whether K is split are those of its launches on an H200, by shape
-and rows (``configuration.py``); nothing is loaded before the kernel starts. A second launch adds up the parts of a
-split K: it takes 1.60 to 1.71 us there, 0.24 us behind the first (probe ``cublas_product``). The first takes a
-microsecond more than a launch that does not split: 4.9 us for 448 outputs, 5.9 for 896 (same probe), of which fixed
-costs are priced as two set-ups. Half of the stages are taken as on their way, 64 KB for most shapes: 18 blocks that
-read 197 KB each take 4.9 us (same probe), 77 GB/s an SM, which is what 48 KB sustain and less than what all stages
-would. Blocks start as there is room: only those of a cluster start together.
+Counts are those of a tensor-core tile of 64 outputs, nothing of which is loaded before the kernel starts. That they
+hold half an SM is inferred: 12 stages 64 deep are the most with which two products at once share SMs, as they do in a
+profiled stock step of an H200. Where K is deep, cuBLAS splits it as long as the parts have an SM each, and a second
+launch adds them up: on an H200 products of depth 7168 with 448 to 3,584 outputs have one launch more, one of 6,288
+outputs and those of depths up to 1536 have not (probe ``cublas_product``). That launch takes 1.60 to 1.71 us there,
+0.24 us behind the first. The first takes a microsecond more than a launch that does not split: 4.9 us for 448 outputs,
+5.9 for 896 (same probe), of which fixed costs are priced as two set-ups. Half of the stages are taken as on their way:
+18 blocks that read 197 KB each take 4.9 us (same probe), 77 GB/s an SM, which is what 48 KB sustain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from k3sim.kernels.cublas.configuration import cublas_launch
 from k3sim.kernels.work import Barrier, MachineCode, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
 FP32_BYTES = 4
-STAGES_SHARE_ON_THEIR_WAY = 0.5  # inferred, see above
+TILE_OUTPUTS = 64
+TARGET_BLOCKS = 132
+MIN_DEPTH_OF_A_PART = 512
+MIN_SPLIT_DEPTH = 2048
+STAGES, STAGE_DEPTH = 12, 64
+STAGES_ON_THEIR_WAY = 6  # inferred, see above
 SETUPS_OF_A_SPLIT = 2  # inferred, see above: a part's way out to memory is a pipeline of its own
 TOKEN_TILE = 16
 
@@ -27,25 +32,27 @@ TOKEN_TILE = 16
 def gemm(weights: Sequence[Weight], *, rows: int) -> Work:
     """``[rows, K] x [N, K]`` in bf16, one matrix."""
     (one,) = weights
-    return _work(one, rows=rows, by_head=False)
+    return _work(one, rows=rows, num_outputs=one.num_outputs, depth=one.depth)
 
 
 def batched_gemm(weights: Sequence[Weight], *, rows: int) -> Work:
     """One small matrix a head: absorption of W_UK, or lift by W_UV."""
     (one,) = weights
-    return _work(one, rows=rows, by_head=True)
+    return _work(one, rows=rows, num_outputs=one.num_outputs, depth=one.depth)
 
 
-def _work(one: Weight, *, rows: int, by_head: bool) -> Work:
-    launch = cublas_launch(num_outputs=one.num_outputs, depth=one.depth, rows=rows, by_head=by_head)
-    num_tiles = -(-one.num_outputs // launch.tile_outputs) * -(-rows // launch.tile_rows)
-    splits = launch.add_up_blocks > 0
-    parts = max(1.0, launch.num_blocks / num_tiles)
+def _work(one: Weight, *, rows: int, num_outputs: int, depth: int) -> Work:
+    num_tiles = -(-num_outputs // TILE_OUTPUTS)
+    num_parts = 1
+    if depth >= MIN_SPLIT_DEPTH:
+        num_parts = min(TARGET_BLOCKS // num_tiles, depth // MIN_DEPTH_OF_A_PART)
+    splits = num_parts >= 2
+    num_parts = num_parts if splits else 1
     multiply = Pass(
         num_dependent_loads=1,
-        activation_bytes_per_block=round(min(rows, launch.tile_rows) * one.depth * BF16_BYTES / parts),
+        activation_bytes_per_block=rows * depth * BF16_BYTES // num_parts,
         reads=(Read(region=one.region, num_bytes=one.num_bytes),),
-        flops=2.0 * max(rows, TOKEN_TILE) * one.num_outputs * one.depth,
+        flops=2.0 * max(rows, TOKEN_TILE) * num_outputs * depth,
         unit=Unit.BF16,
         num_tensor_core_setups=SETUPS_OF_A_SPLIT if splits else 1,
         num_block_reductions=1,
@@ -55,18 +62,20 @@ def _work(one: Weight, *, rows: int, by_head: bool) -> Work:
     # A launch that loads its parameters, the scale factors behind their pointers, then the parts.
     add_up = Pass(
         num_dependent_loads=3,
-        num_blocks=min(launch.num_blocks, launch.add_up_blocks),
-        activation_bytes_per_block=round(
-            parts * rows * one.num_outputs * FP32_BYTES / min(launch.num_blocks, max(1, launch.add_up_blocks))
-        ),
+        num_blocks=num_tiles,
+        activation_bytes_per_block=num_parts * rows * TILE_OUTPUTS * FP32_BYTES,
     )
     return Work(
-        num_blocks=launch.num_blocks,
-        threads_per_block=launch.threads,
-        smem_bytes_per_block=launch.smem_bytes,
-        bytes_in_flight_per_block=int(launch.ring_weight_bytes * STAGES_SHARE_ON_THEIR_WAY),
-        max_blocks_per_sm=1,
-        registers_per_thread=launch.registers,
+        num_blocks=num_tiles * num_parts,
+        threads_per_block=128,
+        smem_bytes_per_block=STAGES * STAGE_DEPTH * (TILE_OUTPUTS + 8) * BF16_BYTES,
+        bytes_in_flight_per_block=STAGES_ON_THEIR_WAY * STAGE_DEPTH * TILE_OUTPUTS * BF16_BYTES,
+        max_blocks_per_sm=2,
+        # Not known, but so that two fit an SM and none beside a block of the experts: measured steps show products side
+        # by side, and none that begins while the experts' first launch holds the SMs (h200-decode-stock.json), not
+        # even on the four that it leaves: no block of a product starts before there is room for all of its wave.
+        registers_per_thread=248,
+        co_resident=True,
         passes=(multiply, add_up) if splits else (multiply,),
     )
 
