@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from k3sim.kernels.footprints import built_code, footprint
+from k3sim.kernels.footprints import built_code
 from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS
 from k3sim.kernels.work import Barrier, MachineCode, Pass, Read, Unit, Work, block_work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
 CLUSTER_BLOCKS = 8
-SEND_BLOCKS = 6  # of a row: two for the latent, four for the shared experts
-
-
-def _built_ranks(ranks: int) -> int:
-    """The ranks of the build that is nearest."""
-    return 8 if ranks <= 8 else 16
-
-
-def _as_built(work: Work, form: str) -> Work:
-    built = footprint("latent_tail", form)
-    return replace(
-        work,
-        threads_per_block=built.threads,
-        smem_bytes_per_block=built.smem_bytes,
-        registers_per_thread=built.allocated_registers,
-    )
 
 
 def send(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int, expert_rows: int) -> Work:
@@ -35,27 +18,25 @@ def send(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, rank
 
     The latent partial goes to all peers, each peer's slice of the shared partial to its owner.
     """
-    work = block_work(
-        SEND_BLOCKS * rows,
+    return block_work(
+        CLUSTER_BLOCKS * rows,
         Pass(
             num_dependent_loads=1,
-            activation_bytes_per_block=(expert_rows * latent + hidden) * BF16_BYTES // SEND_BLOCKS,
+            activation_bytes_per_block=(expert_rows * latent + hidden) * BF16_BYTES // CLUSTER_BLOCKS,
         ),
-        threads=224, smem_kib=0, in_flight_kib=16, max_per_sm=8,
+        threads=256, smem_kib=16, in_flight_kib=16, max_per_sm=4,
         sent_bytes_per_peer=rows * (latent + hidden // ranks) * BF16_BYTES,
     )  # fmt: skip
-    return _as_built(work, f"send_ranks{_built_ranks(ranks)}_rows1")
 
 
 def send_shared(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int) -> Work:
     """The half of ``send`` that moves the shared expert's columns, each peer's to its owner: four blocks a row."""
-    work = block_work(
+    return block_work(
         4 * rows,
         Pass(num_dependent_loads=1, activation_bytes_per_block=hidden * BF16_BYTES // 4),
         threads=224, smem_kib=1, in_flight_kib=4, max_per_sm=8,
         sent_bytes_per_peer=rows * hidden // ranks * BF16_BYTES,
     )  # fmt: skip
-    return _as_built(work, f"send_shared_ranks{_built_ranks(ranks)}")
 
 
 UP_OUTPUTS = 8  # of a block of ``up_cluster``
@@ -79,7 +60,7 @@ def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int
         smem_bytes_per_block=UP_OUTPUTS * row_bytes + taken * (row_bytes + 16 * ranks + 80) + -(-taken // 8) * 1024 + 8,
         bytes_in_flight_per_block=UP_OUTPUTS * latent * BF16_BYTES,
         max_blocks_per_sm=1,
-        registers_per_thread=footprint("latent_tail", f"up_ranks{_built_ranks(ranks)}_rows1").allocated_registers,
+        registers_per_thread=96,
         deep_prefetch=True,
         passes=(
             Pass(
@@ -106,17 +87,16 @@ def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int
 
 def collect(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """Polls the gathered rows, adds the prefix and empties the slots."""
-    work = block_work(
+    return block_work(
         6 * rows,
         Pass(num_dependent_loads=1, activation_bytes_per_block=2 * width * BF16_BYTES // 6),
         threads=224, smem_kib=0, in_flight_kib=8, max_per_sm=8,
     )  # fmt: skip
-    return _as_built(work, "collect_ranks16_rows1")
 
 
 CODE: Mapping[str, MachineCode] = {
-    "collect": built_code("latent_tail", "collect_ranks16_rows1"),
-    "send": built_code("latent_tail", "send_ranks16_rows1"),
-    "send_shared": built_code("latent_tail", "send_shared_ranks16"),
-    "up_cluster": built_code("latent_tail", "up_ranks16_rows1", half_the_ranks="up_ranks8_rows1"),
+    "collect": built_code("latent_tail", "collect_ranks16_rows1", serial_instructions=35),
+    "send": built_code("latent_tail", "send_ranks16_rows1", serial_instructions=45),
+    "send_shared": built_code("latent_tail", "send_shared_ranks16", serial_instructions=45),
+    "up_cluster": built_code("latent_tail", "up_ranks16_rows1", serial_instructions=475),
 }

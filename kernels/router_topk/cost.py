@@ -6,7 +6,6 @@ Selection is a radix search over the scores: eight rounds of four bits, a block 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from k3sim.kernels.footprints import built_code, footprint
 from k3sim.kernels.work import MachineCode, Pass, Work, block_work
@@ -27,15 +26,11 @@ def selection(*, experts: int, latent: int, num_quantise_reductions: int) -> Pas
 
 def select(weights: Sequence[Weight], *, rows: int, experts: int, latent: int) -> Work:
     """Selection from whole logits that this rank computed: nothing is polled and no latent is moved."""
-    built = footprint("router_topk", "whole")
-    work = block_work(
+    return block_work(
         rows,
         selection(experts=experts, latent=0, num_quantise_reductions=0),
-        threads=built.threads, smem_kib=0, in_flight_kib=8, max_per_sm=4,
+        threads=512, smem_kib=16, in_flight_kib=8, max_per_sm=2,
     )  # fmt: skip
-    return replace(
-        work, smem_bytes_per_block=built.smem_bytes, registers_per_thread=built.allocated_registers
-    )
 
 
 def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:
@@ -47,7 +42,7 @@ def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:
     return Work(
         num_blocks=3 * rows,
         threads_per_block=224,
-        smem_bytes_per_block=footprint("router_topk", "gather16").smem_bytes,
+        smem_bytes_per_block=15 * 1024,
         bytes_in_flight_per_block=8 * 1024,
         max_blocks_per_sm=4,
         registers_per_thread=footprint("router_topk", "gather16").allocated_registers,
@@ -58,6 +53,6 @@ def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:
 
 
 CODE: Mapping[str, MachineCode] = {
-    "gather_topk": built_code("router_topk", "gather16"),
-    "select": built_code("router_topk", "whole"),
+    "gather_topk": built_code("router_topk", "gather16", serial_instructions=410),
+    "select": built_code("router_topk", "whole", serial_instructions=405),
 }
