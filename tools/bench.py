@@ -49,7 +49,7 @@ PARTS = {
     "routing, busiest rank of four layouts": 0.11,
     "HTML report": 0.6,
     "all ranks with skew": 19.0,
-    "trace of all ranks": 7.4,
+    "trace of all ranks": 10.0,
 }
 BUILD_BUDGET = 10.0
 MEMORY_BUDGET_GB = 1.0
