@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k3sim.report import OnDone, _bar, _card, check_writable, ignore_progress, summary
+from k3sim.report import _bar, _card, check_writable, summary
 from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
 from k3sim.sim.export.whole_file import whole_folder, write_whole_file
 from k3sim.sim.machine_share import described_shares
 from k3sim.sim.predict import Prediction, difference_us, predict
+from k3sim.sim.progress import OnDone, ignore_progress
 from k3sim.sim.question import Options, ask
 from k3sim.version import VERSION
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from k3sim.sim.intervals import drawn_steps_us, gain_interval, interval_around
 from k3sim.sim.machine import describe
 from k3sim.sim.machine_share import described_shares
 from k3sim.sim.predict import Answer, Prediction, difference_us, ladder, leave_one_out, on_path, predict
+from k3sim.sim.progress import OnDone, ignore_progress
 from k3sim.sim.question import Options, Question, ask
 from k3sim.sim.timeline.critical_path import Part
 from k3sim.sim.timeline.file import stage_rows
@@ -29,8 +30,6 @@ from k3sim.version import VERSION
 
 if TYPE_CHECKING:
     import pandas
-
-OnDone = Callable[[int, int], None]  # how many predictions are done, and of how many
 
 NOT_MODELLED = (
     "prefill, scheduling and everything outside one decode step",
@@ -42,10 +41,6 @@ NOT_MODELLED = (
     "a rank that is slow for the whole step (paces vary kernel by kernel)",
     "congestion by other jobs in the NVLink domain",
 )
-
-
-def ignore_progress(done: int, of: int) -> None:
-    """For who does not ask how far the work is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from k3sim.calibrate.compare import shipped_links, shipped_steps
 from k3sim.calibrate.compare.case import ComparedCase
-from k3sim.calibrate.compare.jobs import OnDone, ignore_progress, run_jobs
+from k3sim.calibrate.compare.jobs import run_jobs
 from k3sim.calibrate.compare.shipped_kernels import measured_chains
 from k3sim.calibrate.fit.link_fit import LINK_READINGS
 from k3sim.calibrate.fit.readings import READINGS
@@ -29,6 +29,7 @@ from k3sim.sim.draws import check_draws
 from k3sim.sim.intervals import draw_machines
 from k3sim.sim.machine import Machine
 from k3sim.sim.profile import load_machine
+from k3sim.sim.progress import OnDone, ignore_progress
 
 DATA = Path(__file__).parents[1] / "data"
 NUM_DRAWS = 20

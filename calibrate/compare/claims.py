@@ -16,10 +16,11 @@ from typing import Any
 
 from k3sim.calibrate.compare.case import ComparedCase
 from k3sim.calibrate.compare.draws import NUM_DRAWS, predictions
-from k3sim.calibrate.compare.jobs import OnDone, ignore_progress, run_jobs
+from k3sim.calibrate.compare.jobs import run_jobs
 from k3sim.calibrate.evidence.scenarios import Figure, Scenario, Side
 from k3sim.sim.draws import check_draws
 from k3sim.sim.intervals import interval_around
+from k3sim.sim.progress import OnDone, ignore_progress
 
 
 @dataclass(frozen=True, kw_only=True)

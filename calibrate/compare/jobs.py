@@ -19,14 +19,10 @@ from multiprocessing.connection import wait as wait_for_any
 from typing import Any, TypeVar
 
 from k3sim.errors import UserError
+from k3sim.sim.progress import OnDone, ignore_progress
 
 Result = TypeVar("Result")
-OnDone = Callable[[int, int], None]  # how many pieces are done, and of how many
 LEAST_TASKS = 4  # fewer are done here: starting processes takes as long
-
-
-def ignore_progress(done: int, of: int) -> None:
-    """For who does not ask how far the work is."""
 
 
 def num_workers(jobs: int | None) -> int:

@@ -15,11 +15,12 @@ from typing import Any
 
 from k3sim.calibrate.compare.claims import Judgement, judge_claims
 from k3sim.calibrate.compare.draws import NUM_DRAWS
-from k3sim.calibrate.compare.jobs import OnDone, ignore_progress, run_jobs
+from k3sim.calibrate.compare.jobs import run_jobs
 from k3sim.calibrate.evidence.scenarios import Figure, load_scenario, shipped_scenarios
 from k3sim.errors import UserError
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import predict
+from k3sim.sim.progress import OnDone, ignore_progress
 from k3sim.sim.quantities import quantity, quantity_range
 from k3sim.sim.question import question_of
 

@@ -16,11 +16,12 @@ from typing import Any
 
 from k3sim.calibrate.compare.case import ComparedCase, with_bounds
 from k3sim.calibrate.compare.chain import ChainedKernel, chain_us
-from k3sim.calibrate.compare.jobs import OnDone, ignore_progress, run_jobs
+from k3sim.calibrate.compare.jobs import run_jobs
 from k3sim.calibrate.compare.shipped_chains import CHAINS, kda
 from k3sim.sim.components.skew import Skew
 from k3sim.sim.machine import Machine
 from k3sim.sim.profile import load_machine
+from k3sim.sim.progress import OnDone, ignore_progress
 from k3sim.sim.whatif import emulated_ranks, loopback_fabric, of_card
 
 MEASURED = "h200"  # the machine of all readings

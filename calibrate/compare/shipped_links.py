@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.compare.case import ComparedCase
-from k3sim.calibrate.compare.jobs import OnDone, ignore_progress
 from k3sim.calibrate.compare.shipped_chains import all_reduce, fused_allreduce
 from k3sim.calibrate.compare.shipped_kernels import MeasuredChain, compare_chains
 from k3sim.calibrate.compare.shipped_steps import LabelledStep, compare_steps, label_of, predict_measured
@@ -23,6 +22,7 @@ from k3sim.calibrate.samples import SampleFile, read_samples
 from k3sim.model.program import build_program
 from k3sim.sim.predict import Prediction
 from k3sim.sim.profile import load_machine
+from k3sim.sim.progress import OnDone, ignore_progress
 
 LINKS = Path(__file__).parents[1] / "data" / "h200-links.json"
 STEPS = Path(__file__).parents[1] / "data" / "h200-link-steps.json"

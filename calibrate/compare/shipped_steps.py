@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.compare.case import ComparedCase, with_bounds
-from k3sim.calibrate.compare.jobs import OnDone, ignore_progress, run_jobs
+from k3sim.calibrate.compare.jobs import run_jobs
 from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import SWITCHES, find_path
@@ -24,6 +24,7 @@ from k3sim.sim.components.skew import Skew
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import Prediction, predict
 from k3sim.sim.profile import load_machine
+from k3sim.sim.progress import OnDone, ignore_progress
 from k3sim.sim.question import Question
 from k3sim.sim.timeline.timeline import PS_PER_US
 from k3sim.sim.whatif import emulated_ranks, loopback_fabric, of_card
@@ -33,21 +34,24 @@ TIMELINE = Path(__file__).parents[1] / "data" / "h200-decode-fused.json"
 PROFILES = {"NVIDIA H200": "h200"}
 
 
-def predict_measured(step: Mapping[str, Any]) -> Prediction:
-    """Prediction for what a measured step says of itself: its layers, and who its ranks' peers were.
+def question_of_measured(step: Mapping[str, Any], machine: Machine) -> Question:
+    """What a measured step says of itself, asked of ``machine``: its layers, and who its ranks' peers were.
 
     One GPU's are looped back, and nobody is late; several exchange over NVLink, a rank each or standing for all ranks.
     """
-    num_gpus = step.get("gpus", 1)
-    question = Question(
+    return Question(
         architecture=subset(load_architecture(), step["layers"]),
         layout=Layout(tp=_tp_of(step)),
         workload=Workload(concurrency=step["concurrency"], context=step["context"], kv_dtype=step["kv_dtype"]),
-        machine=machine_for(step, load_machine(PROFILES[step["machine"]])),
+        machine=machine_for(step, machine),
         path=find_path(step["path"], with_switches=tuple(step["switches"]), kernel_set="own"),
-        skew=Skew.OFF if num_gpus == 1 else Skew.EXPECTED,
+        skew=Skew.OFF if step.get("gpus", 1) == 1 else Skew.EXPECTED,
     )
-    return predict(question)
+
+
+def predict_measured(step: Mapping[str, Any]) -> Prediction:
+    """Prediction for a measured step by the shipped profile of its GPU."""
+    return predict(question_of_measured(step, load_machine(PROFILES[step["machine"]])))
 
 
 def machine_for(step: Mapping[str, Any], machine: Machine) -> Machine:
@@ -79,11 +83,8 @@ def label_of(step: Mapping[str, Any]) -> str:
 
 def step_case(step: Mapping[str, Any], label: str, source: str, machines: Sequence[Machine]) -> ComparedCase:
     """A measured step in microseconds, on a profile's machine, followed by machines drawn from it or by none."""
-    reference = predict_measured(step)
-    steps = [
-        predict(replace(reference.question, machine=machine_for(step, one))).step_us
-        for one in machines
-    ]
+    asked = question_of_measured(step, machines[0])
+    steps = [predict(replace(asked, machine=machine_for(step, one))).step_us for one in machines]
     predicted, low, high = with_bounds(steps)
     return ComparedCase(
         kind="step",

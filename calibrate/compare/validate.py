@@ -17,7 +17,7 @@ from typing import Any
 from k3sim.calibrate.compare.case import ComparedCase, with_bounds
 from k3sim.calibrate.compare.chain import chain_us, recorded_chain
 from k3sim.calibrate.compare.draws import NUM_DRAWS, machine_and_draws, predictions
-from k3sim.calibrate.compare.jobs import OnDone, ignore_progress, run_jobs
+from k3sim.calibrate.compare.jobs import run_jobs
 from k3sim.calibrate.compare.ladders import JudgedStep, judge, part_sets, step_ms
 from k3sim.calibrate.evidence import Evidence, Ladder, load_evidence, load_ladders
 from k3sim.errors import UserError
@@ -25,6 +25,7 @@ from k3sim.sim.draws import check_draws
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import Prediction
 from k3sim.sim.profile import load_machine
+from k3sim.sim.progress import OnDone, ignore_progress
 from k3sim.sim.timeline.timeline import PS_PER_US
 
 
