@@ -12,6 +12,7 @@ usual vision, deuteranopia and protanopia (``tests/sim/export/test_colours.py`` 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 from k3sim.sim.timeline.critical_path import PART_OF_PHASE, Part
 from k3sim.sim.timeline.timeline import Phase
@@ -42,6 +43,7 @@ UNKNOWN_COLOUR = "#b9b6af"  # of a word that the table lacks
 MEANINGS = {**{part.word: part.meaning for part in Part}, WAITING: _WAITING_MEANING}
 
 
+@cache
 def word_of_phase(phase: Phase, stream: str) -> str:
     """The word under which a phase of a kernel on that stream is shown."""
     if phase is Phase.DEPENDENCY:

@@ -16,18 +16,20 @@ each kernel slice (``start_ps``, ``end_ps``), so durations add up without roundi
 
 Packets are in the order of time. They are built from the schema of the ``perfetto`` package. One message object is
 kept for each kind of event and only its changing fields are set: a fresh message for each of half a million events
-costs five times as much. Serialised traces may be concatenated, because ``Trace`` is one repeated field.
+costs five times as much. Slices of one name and track differ by their time alone, so what follows it in the packet is
+serialised once. Serialised traces may be concatenated, because ``Trace`` is one repeated field.
 
 Format: https://perfetto.dev/docs/reference/synthetic-track-event
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import cache
 from itertools import chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from k3sim.sim.export.lanes import assign_lanes
 from k3sim.sim.export.nesting import sublayers
@@ -38,7 +40,9 @@ from k3sim.sim.timeline.timeline import Counter, KernelRun, Phase, Timeline
 
 PS_PER_NS = 1000
 BYTES_PER_US_PER_GBPS = 1000  # one GB/s moves a thousand bytes in a microsecond
-KEY_BYTES = 8 + 4  # time and number of an event
+_KEY = struct.Struct(">QI")  # time and number of an event, in an order that bytes have too
+# Of the wire format: packet is field 1 of Trace, and timestamp, field 8, comes first in it.
+_PACKET_TAG, _TIME_TAG = b"\x0a", b"\x40"
 SEQUENCE_ID = 1  # one writer; fixed, so that the same timelines give the same bytes
 PIDS_PER_PROCESS = 100  # leaves room for thread ids of a process to follow its own
 
@@ -88,6 +92,29 @@ def perfetto_bytes(timelines: Mapping[str, Timeline]) -> bytes:
     return trace.serialised()
 
 
+def _varint(value: int) -> bytes:
+    """A number in the wire format: seven bits a byte, the lowest first."""
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def _behind_time(packet: bytes) -> bytes:
+    """What follows the time in a serialised packet of time 0."""
+    start = _TIME_TAG + _varint(0)
+    assert packet.startswith(start), packet[:4]
+    return packet[len(start):]
+
+
+@cache
+def _phase_name(word: str, phase: Phase) -> str:
+    """A phase in the words of the waits, with its own behind them where they differ."""
+    return word if word.lower() == phase.value else f"{word} ({phase.value})"
+
+
 def _kernel_name(kernel: KernelRun, timeline: Timeline) -> str:
     return f"{kernel.stage} L{kernel.layer}" if 0 <= kernel.layer < timeline.num_layers else kernel.stage
 
@@ -118,8 +145,7 @@ def _add_critical_path(trace: _TraceWriter, timeline: Timeline) -> None:
         trace.add_slice(Slice(name, segments[0].start_ps, segments[-1].end_ps, parts), track)
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(NamedTuple):
     """A slice with those inside it, in order. Times in picoseconds."""
 
     name: str
@@ -171,6 +197,9 @@ class _TraceWriter:
         self._slice_begin = self._event(event_type.TYPE_SLICE_BEGIN)
         self._slice_end = self._event(event_type.TYPE_SLICE_END)
         self._sample = self._event(event_type.TYPE_COUNTER)
+        # Packets of slices without their times, by the bytes that the time takes; times as they are written.
+        self._edges: dict[tuple[int, str | None, int], tuple[bytes, bytes]] = {}
+        self._stamps: dict[int, bytes] = {}
 
     def serialised(self) -> bytes:
         """The whole trace: interned strings first, since packets refer to strings that came before them."""
@@ -182,13 +211,32 @@ class _TraceWriter:
         self._annotation_names.write_to(packet.interned_data.debug_annotation_names)
         self._events.sort()
         for index, event in enumerate(self._events):
-            self._events[index] = event[KEY_BYTES:]
+            self._events[index] = event[_KEY.size:]
         return b"".join(chain((trace.SerializeToString(),), self._descriptors, self._events))
 
     def _add_event(self, time_ns: int, trace: Any) -> None:
-        self._events.append(
-            time_ns.to_bytes(8, "big") + len(self._events).to_bytes(4, "big") + trace.SerializeToString()
-        )
+        self._events.append(_KEY.pack(time_ns, len(self._events)) + trace.SerializeToString())
+
+    def _add_edge(self, time_ns: int, track: int, name: str | None) -> None:
+        """The begin of a slice of this name, the end of one without; what differs by time alone is serialised once."""
+        stamp = self._stamps.get(time_ns)
+        if stamp is None:
+            stamp = self._stamps[time_ns] = _varint(time_ns)
+        around = self._edges.get((track, name, len(stamp)))
+        if around is None:
+            around = self._edges[track, name, len(stamp)] = self._around_time(track, name, len(stamp))
+        before, behind = around
+        self._events.append(_KEY.pack(time_ns, len(self._events)) + before + stamp + behind)
+
+    def _around_time(self, track: int, name: str | None, stamp_bytes: int) -> tuple[bytes, bytes]:
+        """What comes before and behind the time of an edge in its packet."""
+        _, packet, event = self._slice_end if name is None else self._slice_begin
+        packet.timestamp = 0
+        event.track_uuid = track
+        if name is not None:
+            event.name_iid = self._event_names[name]
+        behind = _behind_time(packet.SerializeToString())
+        return _PACKET_TAG + _varint(len(_TIME_TAG) + stamp_bytes + len(behind)) + _TIME_TAG, behind
 
     def add_process(self, name: str, machine: str) -> None:
         """Starts a process; the threads and counters added next belong to it."""
@@ -280,9 +328,10 @@ class _TraceWriter:
         if [span.phase for span in kernel.spans] != [Phase.RUN]:
             for span in kernel.spans:
                 for word, start_ps, end_ps in worded_spans(span, kernel.stream):
-                    phase = span.phase.value
-                    name = word if word.lower() == phase else f"{word} ({phase})"
-                    self.add_slice(Slice(name, start_ps, end_ps), track)
+                    begin, end = start_ps // PS_PER_NS, end_ps // PS_PER_NS
+                    if begin < end:
+                        self._add_edge(begin, track, _phase_name(word, span.phase))
+                        self._add_edge(end, track, None)
 
         trace, packet, event = self._kernel_end
         packet.timestamp = end_ns
@@ -295,17 +344,10 @@ class _TraceWriter:
         start_ns, end_ns = one.start_ps // PS_PER_NS, one.end_ps // PS_PER_NS
         if start_ns == end_ns:
             return
-        trace, packet, event = self._slice_begin
-        packet.timestamp = start_ns
-        event.track_uuid = track
-        event.name_iid = self._event_names[one.name]
-        self._add_event(start_ns, trace)
+        self._add_edge(start_ns, track, one.name)
         for inner in one.inner:
             self.add_slice(inner, track)
-        trace, packet, event = self._slice_end
-        packet.timestamp = end_ns
-        event.track_uuid = track
-        self._add_event(end_ns, trace)
+        self._add_edge(end_ns, track, None)
 
     def _new_track(self) -> tuple[Any, Any]:
         """A trace of one packet that describes a track, and that description."""

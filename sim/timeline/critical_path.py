@@ -19,6 +19,8 @@ from k3sim.sim.timeline.timeline import KernelRun, Phase, Timeline
 class Part(str, Enum):
     """What the critical rank does at an instant. The first four are work; the rest are waits."""
 
+    __hash__ = str.__hash__  # as equality has it; that of Enum is a call of Python for every look-up
+
     WEIGHTS = "weights"
     KV_STATE = "kv_state"
     L2 = "l2"
@@ -38,7 +40,7 @@ class Part(str, Enum):
     @property
     def word(self) -> str:
         """The part's name in tables and charts."""
-        return _WORDS.get(self.value, self.value.replace("_", " "))
+        return _WORD_OF_PART[self]
 
     @property
     def meaning(self) -> str:
@@ -70,6 +72,8 @@ _WORDS = {
     "reduction_barrier": "reduction and barrier",
     "nvlink_flight": "NVLink flight",
 }
+
+_WORD_OF_PART = {part: _WORDS.get(part.value, part.value.replace("_", " ")) for part in Part}
 
 WORK_PARTS = (Part.WEIGHTS, Part.KV_STATE, Part.L2, Part.COMPUTE)
 

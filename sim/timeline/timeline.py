@@ -21,6 +21,8 @@ PS_PER_US = 1_000_000
 class Phase(str, Enum):
     """What a kernel is doing in a span. The value is the label shown in traces."""
 
+    __hash__ = str.__hash__  # as equality has it; that of Enum is a call of Python for every look-up
+
     RELEASE = "release"  # the predecessor's stores drain and its completion becomes visible
     LAUNCH = "launch"  # graph node to first instruction
     SM_SLOTS = "sm slots"  # its blocks wait for SMs beside the kernels that run
