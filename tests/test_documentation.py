@@ -387,10 +387,11 @@ def test_documented_keys_of_calibrate(documents: Documents) -> None:
 @pytest.mark.slow
 def test_documented_keys_of_a_calibration_check() -> None:
     machine = load_machine("h200")
-    document = check_document(machine, check_stored(machine, num_draws=2, most=2), 2, 0)
+    document = check_document([machine], check_stored(machine, num_draws=2, most=2), 2, 0)
     check("calibrate --check", [{**document, "files": {"html": "page.html"}}])
     check("compared case", document["cases"])
     check("summary of a check", list(document["summary"].values()))
+    check("family of a check", document["families"])
 
 
 def test_documented_keys_of_a_comparison_of_files(documents: Documents) -> None:

@@ -154,11 +154,12 @@ def _fit_sections(fit: Mapping[str, Any]) -> list[str]:
 
 def _check_sections(check: Mapping[str, Any]) -> list[str]:
     rows = page_parts.html_table(
-        ("kind", "case", "measured us", "predicted us", "error", "interval us", "inside", "in the fit"),
+        ("kind", "case", "profile", "measured us", "predicted us", "error", "interval us", "inside", "in the fit"),
         (
             (
                 one["kind"],
                 one["label"],
+                one["hardware"],
                 f"{one['measured']:,.4g}",
                 f"{one['predicted']:,.4g}",
                 page_parts.signed_percent(one["error"]),
@@ -168,7 +169,7 @@ def _check_sections(check: Mapping[str, Any]) -> list[str]:
             )
             for one in check["cases"]
         ),
-        numbers=(2, 3, 4, 5),
+        numbers=(3, 4, 5, 6),
     )
     totals = page_parts.html_table(
         ("not in the fit", "cases", "median error", "95th percentile", "worst", "inside the 90 % interval"),
@@ -183,9 +184,28 @@ def _check_sections(check: Mapping[str, Any]) -> list[str]:
         ),
         numbers=(1, 2, 3, 4, 5),
     )
+    by_family = page_parts.html_table(
+        ("kind", "family", "cases", "median error", "mean error", "worst error", "worst case"),
+        (
+            (
+                one["kind"],
+                one["family"],
+                f"{one['cases']}",
+                page_parts.percent(one["median_error"]),
+                page_parts.signed_percent(one["mean_signed_error"]),
+                page_parts.signed_percent(one["worst_error"]),
+                one["worst"],
+            )
+            for one in check["families"]
+        ),
+        numbers=(2, 3, 4, 5),
+    )
+    skipped = "".join(f"<li>{escape(one)}</li>" for one in check["skipped"])
+    not_predicted = f"<details><summary>Not predicted, for want of a cost</summary><ul>{skipped}</ul></details>"
     return [
         f"<section><h2>Measured against predicted</h2><div class='wide'>{totals}</div>"
         "<div class='pair'><div class='chart' id='against'></div><div class='chart' id='errors'></div></div></section>",
+        f"<section><h2>By family</h2><div class='wide'>{by_family}</div>{not_predicted if skipped else ''}</section>",
         f"<section><h2>All cases</h2><p>{len(check['cases'])} cases; a click on a column sorts by it.</p>"
         f"{page_parts.filtered(rows, 'cases', 'cases')}</section>",
     ]

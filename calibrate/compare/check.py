@@ -15,6 +15,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from k3sim.calibrate.compare import shipped_links, shipped_steps
 from k3sim.calibrate.compare.case import ComparedCase
@@ -128,6 +129,35 @@ def _probes(file: SampleFile, readings: Sequence[Reading], machine: Machine) -> 
 def _us(value: float, unit: str) -> float:
     """A duration in microseconds; of a rate, the time of 1 GB."""
     return value * 1e6 if unit == "s" else RATE_BYTES / value * 1e6
+
+
+def families(cases: Sequence[ComparedCase]) -> list[dict[str, Any]]:
+    """Kernels by operator and steps by path and switches: how many, errors, and the worst of them by name."""
+    found: dict[tuple[str, str], list[ComparedCase]] = {}
+    for one in cases:
+        if one.kind in KINDS[1:]:
+            found.setdefault((one.kind, family_of(one)), []).append(one)
+    rows = []
+    for (kind, family), group in sorted(found.items()):
+        worst = max(group, key=lambda one: abs(one.error))
+        rows.append(
+            {
+                "kind": kind,
+                "family": family,
+                "cases": len(group),
+                "median_error": statistics.median(abs(one.error) for one in group),
+                "mean_signed_error": statistics.fmean(one.error for one in group),
+                "worst_error": worst.error,
+                "worst": worst.label,
+                "inside_interval": sum(one.inside_interval for one in group) / len(group),
+            }
+        )
+    return rows
+
+
+def family_of(case: ComparedCase) -> str:
+    """The operator of a kernel, the first word of its label; path and switches of a step, up to its first comma."""
+    return case.label.split()[0] if case.kind == "kernel" else case.label.partition(",")[0]
 
 
 def summary(cases: Sequence[ComparedCase]) -> dict[str, dict[str, float]]:

@@ -5,6 +5,8 @@ One row a case, by the name of its operator and of the case. Pairs that push and
 
 from __future__ import annotations
 
+import re
+
 from k3sim.calibrate.compare.chain import ChainedKernel, bf16, kda_counts
 from k3sim.kernels.harness.cases import rows_in_words
 
@@ -25,6 +27,11 @@ def _experts(width: int, rows: int = 1) -> tuple[tuple[int, int, int], ...]:
 def kda(heads: int, rows: int) -> ChainedKernel:
     weights = (bf16(heads * 128, 128),)
     return ChainedKernel(operator="kda_decode.cluster", weights=weights, shape=kda_counts(heads, rows))
+
+
+def gemv(outputs: int, depth: int, rows: int) -> tuple[ChainedKernel, ...]:
+    weights = (bf16(outputs, depth),)
+    return (ChainedKernel(operator="skinny_gemv.tiled", weights=weights, shape={"rows": rows}),)
 
 
 def _attention(heads: int, context: int, kv_row_bytes: int) -> ChainedKernel:
@@ -53,8 +60,7 @@ UP = {"rows": 1, "hidden": HIDDEN, "latent": LATENT, "ranks": 16}
 
 CHAINS: dict[tuple[str, str], tuple[ChainedKernel, ...]] = {
     **{
-        ("skinny_gemv", f"{outputs}x{depth}, {rows_in_words(rows)}"):
-            (ChainedKernel(operator="skinny_gemv.tiled", weights=(bf16(outputs, depth),), shape={"rows": rows}),)
+        ("skinny_gemv", f"{outputs}x{depth}, {rows_in_words(rows)}"): gemv(outputs, depth, rows)
         for outputs, depth in GEMVS
         for rows in (1, 8)
     },
@@ -146,3 +152,14 @@ CHAINS: dict[tuple[str, str], tuple[ChainedKernel, ...]] = {
         for rows in (1, 4, 16)
     },
 }  # fmt: skip
+
+
+def chain_of(operator: str, case: str) -> tuple[ChainedKernel, ...] | None:
+    """The chain of a case of ``k3sim kernels bench``, None where it has no costs. Of a GEMV any shape has."""
+    known = CHAINS.get((operator, case))
+    shape = re.fullmatch(r"(\d{1,6})x(\d{2,6}), (\d{1,2}) rows?", case) if operator == "skinny_gemv" else None
+    if known is not None or shape is None:
+        return known
+    outputs, depth, rows = map(int, shape.groups())
+    # What the kernel takes: a whole fragment of the depth, at most the rows of two MMAs.
+    return gemv(outputs, depth, rows) if outputs and depth >= 64 and 1 <= rows <= 16 else None

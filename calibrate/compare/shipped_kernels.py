@@ -17,7 +17,7 @@ from typing import Any
 from k3sim.calibrate.compare.case import ComparedCase, with_bounds
 from k3sim.calibrate.compare.chain import ChainedKernel, chain_us
 from k3sim.calibrate.compare.jobs import run_jobs
-from k3sim.calibrate.compare.shipped_chains import CHAINS, kda
+from k3sim.calibrate.compare.shipped_chains import chain_of, kda
 from k3sim.sim.components.skew import Skew
 from k3sim.sim.machine import Machine
 from k3sim.sim.profile import load_machine
@@ -80,7 +80,7 @@ def compare_chains(
 
 @cache
 def readings() -> tuple[dict[str, Any], ...]:
-    """Timings, each with its ``file`` and the read rate of its card.
+    """Timings, each with its ``source`` and the read rate of its card.
 
     Of two of one case the later file's.
     """
@@ -89,23 +89,31 @@ def readings() -> tuple[dict[str, Any], ...]:
         document = json.loads(file.read_text(encoding="utf-8"))
         rate = document["environment"]["read_bytes_per_s"]
         for timing in document["timings"]:
-            found[timing["operator"], timing["case"]] = {**timing, "file": file.name, "read_bytes_per_s": rate}
+            source = f"calibrate/data/{file.name}"
+            found[timing["operator"], timing["case"]] = {**timing, "source": source, "read_bytes_per_s": rate}
     return tuple(found.values())
 
 
 def measured_chains() -> list[MeasuredChain]:
     """Every stored chain that has costs, and behind it cuBLAS on the same shape where it was measured."""
-    return [one for timing in readings() for one in (*_shipped(timing), *_cublas(timing))]
+    return [one for timing in readings() for one in chains_of(timing)]
+
+
+def chains_of(timing: dict[str, Any]) -> list[MeasuredChain]:
+    """What a timing of ``k3sim kernels bench`` measured, with its ``source`` and ``read_bytes_per_s``; none without
+    costs.
+    """
+    return [*_shipped(timing), *_cublas(timing)]
 
 
 def _shipped(timing: dict[str, Any]) -> Iterator[MeasuredChain]:
-    kernels = CHAINS.get((timing["operator"], timing["case"]))
+    kernels = chain_of(timing["operator"], timing["case"])
     if kernels is not None:
         yield MeasuredChain(
             label=f"{timing['operator']} {timing['case']}",
             measured_us=timing["median_us"],
             kernels=kernels,
-            source=f"calibrate/data/{timing['file']}, {timing['date'][:10]}",
+            source=f"{timing['source']}, {timing['date'][:10]}",
             read_bytes_per_s=timing["read_bytes_per_s"],
         )
 

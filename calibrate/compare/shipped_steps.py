@@ -16,6 +16,7 @@ from typing import Any
 
 from k3sim.calibrate.compare.case import ComparedCase, with_bounds
 from k3sim.calibrate.compare.jobs import run_jobs
+from k3sim.calibrate.fit.profile_text import PROFILES
 from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import SWITCHES, find_path
@@ -31,7 +32,7 @@ from k3sim.sim.whatif import emulated_ranks, loopback_fabric, of_card
 
 STEPS = Path(__file__).parents[1] / "data" / "h200-decode-steps.json"
 TIMELINE = Path(__file__).parents[1] / "data" / "h200-decode-fused.json"
-PROFILES = {"NVIDIA H200": "h200"}
+ALL_LAYERS, ALL_RANKS = 93, 16  # of the whole model, and of the group whose rank the stored steps are of
 
 
 def question_of_measured(step: Mapping[str, Any], machine: Machine) -> Question:
@@ -39,12 +40,16 @@ def question_of_measured(step: Mapping[str, Any], machine: Machine) -> Question:
 
     One GPU's are looped back, and nobody is late; several exchange over NVLink, a rank each or standing for all ranks.
     """
+    switches = tuple(step["switches"])
+    none_on = step["path"] == "fused" and not switches
     return Question(
         architecture=subset(load_architecture(), step["layers"]),
-        layout=Layout(tp=_tp_of(step)),
+        layout=Layout(tp=ranks_of(step)),
         workload=Workload(concurrency=step["concurrency"], context=step["context"], kv_dtype=step["kv_dtype"]),
         machine=machine_for(step, machine),
-        path=find_path(step["path"], with_switches=tuple(step["switches"]), kernel_set="own"),
+        path=find_path(
+            step["path"], with_switches=switches, without=SWITCHES if none_on else (), kernel_set="own"
+        ),
         skew=Skew.OFF if step.get("gpus", 1) == 1 else Skew.EXPECTED,
     )
 
@@ -57,16 +62,17 @@ def predict_measured(step: Mapping[str, Any]) -> Prediction:
 def machine_for(step: Mapping[str, Any], machine: Machine) -> Machine:
     """``machine`` with the read rate of the card and the peers that the ranks of a measured step had."""
     num_gpus, machine = step.get("gpus", 1), of_card(machine, step["read_bytes_per_s"])
-    return loopback_fabric(machine) if num_gpus == 1 else emulated_ranks(machine, num_gpus, _tp_of(step))
+    return loopback_fabric(machine) if num_gpus == 1 else emulated_ranks(machine, num_gpus, ranks_of(step))
 
 
-def _tp_of(step: Mapping[str, Any]) -> int:
+def ranks_of(step: Mapping[str, Any]) -> int:
+    """Ranks of the tensor-parallel group of a measured step."""
     return int(step["layout"].removeprefix("tp").partition("ep")[0])
 
 
 def measured_steps() -> list[dict[str, Any]]:
     """The stored steps of all layers, in the order of measuring."""
-    return [step for step in json.loads(STEPS.read_text(encoding="utf-8"))["steps"] if step["layers"] == 93]
+    return [step for step in json.loads(STEPS.read_text(encoding="utf-8"))["steps"] if step["layers"] == ALL_LAYERS]
 
 
 def label_of(step: Mapping[str, Any]) -> str:
@@ -95,7 +101,7 @@ def step_case(step: Mapping[str, Any], label: str, source: str, machines: Sequen
         high=high,
         unit="us",
         source=source,
-        hardware=PROFILES[step["machine"]],
+        hardware=PROFILES.get(step["machine"], machines[0].name),
     )
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.compare.case import ComparedCase
-from k3sim.calibrate.compare.check import STORED, summary
+from k3sim.calibrate.compare.check import STORED, families, summary
 from k3sim.calibrate.fit.fit import fit, labels_read, require_scipy
 from k3sim.calibrate.fit.kernel_fit import fit_stored
 from k3sim.calibrate.fit.profile_text import Calibration, base_of, profile_text
@@ -169,13 +169,17 @@ def document(found: Calibration, machine_out: Path | None) -> dict[str, Any]:
     }
 
 
-def check_document(machine: Machine, cases: list[ComparedCase], num_draws: int, seed: int) -> dict[str, Any]:
-    """A check as JSON; docs/json.md describes it."""
+def check_document(
+    machines: Sequence[Machine], cases: list[ComparedCase], num_draws: int, seed: int, skipped: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A check by these profiles as JSON; docs/json.md describes it. ``skipped``: kernels that nothing predicts."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "machine": machine.name,
+        "machine": ", ".join(one.name for one in machines),
         "draws": num_draws,
         "seed": seed,
         "cases": [one.to_dict() for one in cases],
         "summary": summary(cases),
+        "families": families(cases),
+        "skipped": list(skipped),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,10 @@ from k3sim.errors import UserError
 from k3sim.sim.export.whole_file import whole_file, whole_folder, write_whole_file
 from k3sim.sim.quantities import in_one_unit
 
+if TYPE_CHECKING:
+    from k3sim.calibrate.compare.case import ComparedCase
+
+MOST_SKIPPED = 5  # kernels without a prediction that are named; the JSON has all of them
 EXAMPLE = "k3sim calibrate --from h200 --machine-out my-h200.json"
 
 
@@ -31,9 +35,21 @@ def calibrate(
     check: Annotated[
         bool, typer.Option("--check", help="Every stored measurement beside its prediction, instead of a fit.")
     ] = False,
+    steps: Annotated[
+        list[str] | None,
+        typer.Option("--steps", help="With --check, instead: steps that 'k3sim decode --table' wrote (repeatable)."),
+    ] = None,
+    kernels: Annotated[
+        list[str] | None,
+        typer.Option("--kernels", help="Likewise times that 'k3sim kernels bench' wrote (repeatable)."),
+    ] = None,
     machine: Annotated[
-        str, typer.Option(help="Profile of --check (a name or a JSON file) or of --tables (a name).")
-    ] = "h200",
+        str | None,
+        typer.Option(
+            help="Profile of --check (a name or a JSON file), by default h200, with --steps and --kernels that of the "
+            "GPU of each row; or of --tables (a name)."
+        ),
+    ] = None,
     draws: Annotated[int, typer.Option(help="Machines that --check draws for its intervals.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Seed of bootstrap and draws.")] = 0,
     samples_out: Annotated[
@@ -51,17 +67,20 @@ def calibrate(
     """Fit a machine profile to this GPU or to stored samples.
 
     Without --from and --check the probes run on the GPU at hand; a run that was stopped resumes. --check shows how far
-    predictions are from every stored measurement.
+    predictions are from every stored measurement, or from your own steps and kernels.
     """
+    if (steps or kernels) and not check:
+        raise UserError("--steps and --kernels are held against predictions: give them with --check")
     if tables:
         if check or samples is not None:
             raise UserError("--tables fits public tables: give it without --check and --from")
-        _fit_tables(tables, machine, machine_out, json_output)
+        _fit_tables(tables, machine or "h200", machine_out, json_output)
         return
     if check and (samples is not None or machine_out is not None):
         raise UserError("--check fits nothing: give it --machine, or --from and --machine-out without it")
     if check:
-        document = _check(machine, draws, seed, jobs, out)
+        given = ([Path(one) for one in steps or ()], [Path(one) for one in kernels or ()])
+        document = _check(machine, given, draws, seed, jobs, out)
     else:
         document = _fit(samples, samples_out, quick, base, machine_out, seed, out)
     if json_output:
@@ -72,22 +91,32 @@ def calibrate(
         print_calibration(document)
 
 
-def _check(machine: str, draws: int, seed: int, jobs: int | None, out: str) -> dict[str, Any]:
-    """Every stored measurement beside its prediction, as the document that is printed; the page is written."""
+def _check(
+    machine: str | None, given: tuple[list[Path], list[Path]], draws: int, seed: int, jobs: int | None, out: str
+) -> dict[str, Any]:
+    """Stored measurements, or those of the files of steps and of kernels that are given, beside their predictions.
+
+    Returns the document that is printed; the page is written.
+    """
     from k3sim.calibrate.compare.calibration_page import write_calibration_page
-    from k3sim.calibrate.compare.check import check
+    from k3sim.calibrate.compare.check import STORED, check
+    from k3sim.calibrate.compare.given_files import Given, check_given, read_given
     from k3sim.calibrate.fit.calibration import check_document
     from k3sim.sim.profile import load_machine
 
-    profile = load_machine(machine)
+    files = read_given(*given, load_machine(machine) if machine else None) if any(given) else Given()
+    machines = files.machines or [load_machine(machine or STORED)]
     folder = writable_folder(out)
-    with progress("predicting stored measurements") as told:
-        cases = check(
-            profile, num_draws=draws, seed=seed, jobs=jobs, on_done=told,
-            on_case=lambda one: told.say(f"{one.label}: {one.predicted:,.2f} us for {one.measured:,.2f}, "
-                                         f"{100 * one.error:+.1f} %"),
-        )  # fmt: skip
-    document = check_document(profile, cases, draws, seed)
+    with progress("predicting measurements") as told:
+
+        def say(one: ComparedCase) -> None:
+            told.say(f"{one.label}: {one.predicted:,.2f} us for {one.measured:,.2f}, {100 * one.error:+.1f} %")
+
+        if files.rows:
+            cases = check_given(files, num_draws=draws, seed=seed, jobs=jobs, on_done=told, on_case=say)
+        else:
+            cases = check(machines[0], num_draws=draws, seed=seed, jobs=jobs, on_done=told, on_case=say)
+    document = check_document(machines, cases, draws, seed, files.skipped)
     with whole_folder(folder) as inside:
         write_calibration_page(inside / "calibration-check.html", check=document)
     return {**document, "files": {"html": str(folder / "calibration-check.html")}}
@@ -229,14 +258,18 @@ def print_table_fit(document: Mapping[str, Any]) -> None:
 
 
 def print_check(document: Mapping[str, Any]) -> None:
-    """Kernels and steps with interval and error, then the totals. Probes are in the JSON and on the page."""
+    """Kernels and steps with interval and error, then by family, and totals. Probes are in the JSON and on the page."""
     console = terminal.console()
-    table = terminal.table("kind", "case", "measured us", "predicted us", "error", "interval us", "inside", left=2)
+    several = "," in document["machine"]
+    heads = ("kind", "case", *(("profile",) if several else ()))
+    columns = ("measured us", "predicted us", "error", "interval us", "inside")
+    table = terminal.table(*heads, *columns, left=len(heads))
     for one in document["cases"]:
         if one["kind"] != "probe":
             table.add_row(
                 one["kind"],
                 one["label"],
+                *((one["hardware"],) if several else ()),
                 f"{one['measured']:,.2f}",
                 f"{one['predicted']:,.2f}",
                 f"{100 * one['error']:+.1f} %",
@@ -245,11 +278,29 @@ def print_check(document: Mapping[str, Any]) -> None:
             )
     terminal.print_table(table)
     console.print()
+    families = terminal.table("kind", "family", "cases", "median", "mean", "worst", "inside", "worst case", left=2)
+    for one in document["families"]:
+        families.add_row(
+            one["kind"],
+            one["family"],
+            str(one["cases"]),
+            f"{100 * one['median_error']:.1f} %",
+            f"{100 * one['mean_signed_error']:+.1f} %",
+            f"{100 * one['worst_error']:+.1f} %",
+            f"{100 * one['inside_interval']:.0f} %",
+            one["worst"],
+        )
+    terminal.print_table(families)
+    console.print()
     for kind, one in document["summary"].items():
         console.print(
-            f"{one['cases']} {kind}s, none in a fit: median error {100 * one['median_error']:.1f} %, 95th percentile "
-            f"{100 * one['p95_error']:.1f} %, worst {100 * one['worst_error']:.1f} %; "
-            f"{100 * one['inside_interval']:.0f} % inside their 90 % interval",
+            f"{one['cases']} {kind}s, none in a fit: median error {100 * one['median_error']:.1f} %, mean "
+            f"{100 * one['mean_signed_error']:+.1f} %, 95th percentile {100 * one['p95_error']:.1f} %, worst "
+            f"{100 * one['worst_error']:.1f} %; {100 * one['inside_interval']:.0f} % inside their 90 % interval",
             soft_wrap=True,
         )
+    if document["skipped"]:
+        count, shown = len(document["skipped"]), "; ".join(document["skipped"][:MOST_SKIPPED])
+        more = f"; and {count - MOST_SKIPPED} more" if count > MOST_SKIPPED else ""
+        console.print(f"{count} kernels are not predicted, for want of a cost: {shown}{more}", soft_wrap=True)
     output.print_files(document["files"])

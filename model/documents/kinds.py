@@ -34,13 +34,16 @@ class Kind(Enum):
     PREDICTED_STEP = ("a predicted step of 'k3sim timeline'", "'k3sim compare FILE FILE' takes it")
     MEASURED_STEPS = (
         "a list of whole decode steps without their kernels",
-        "whole steps are shown one by one, and no fit may use them",
+        "'k3sim calibrate --check --steps FILE' puts them beside predictions, and no fit may use them",
     )
     COMPARISON = ("a comparison of 'k3sim compare'", "no command reads it")
     PROFILE = ("a machine profile", "'k3sim timeline --machine FILE' takes it")
     CONFIG = ("a model's config.json", "'k3sim timeline --model FILE' takes it")
     PROBES = ("a sample file of 'k3sim calibrate'", "'k3sim calibrate --from FILE' takes it")
-    KERNEL_TIMES = ("a sample file of 'k3sim kernels bench'", "'k3sim kernels bench --resume' goes on with it")
+    KERNEL_TIMES = (
+        "a sample file of 'k3sim kernels bench'",
+        "'k3sim kernels bench --resume' goes on with it, 'k3sim calibrate --check --kernels FILE' predicts it",
+    )
     EVIDENCE = ("a table of published results", "'k3sim validate --evidence FILE' takes it")
     LADDERS = ("a table of optimisation ladders", "'k3sim validate' reads the shipped one")
     SCENARIO = ("a claim's scenario", "'k3sim claims FILE' takes it")

@@ -228,7 +228,7 @@ def test_a_summary_counts_only_what_gave_no_value() -> None:
 
 def test_the_page_escapes_what_it_shows() -> None:
     bad = ComparedCase(label="</script><b>", kind="kernel", measured=1, predicted=2, low=1, high=3, unit="us")
-    text = page(None, calibration.check_document(load_machine("h200"), [bad], 2, 0))
+    text = page(None, calibration.check_document([load_machine("h200")], [bad], 2, 0))
     assert "</script><b>" not in text
     assert "&lt;/script&gt;&lt;b&gt;" in text
     match = re.search(r'id="figures">(.*?)</script>', text, re.DOTALL)
