@@ -15,7 +15,11 @@ from typing import Any
 from k3sim.calibrate.decode.measure import join_processes, measure, require_gpu
 from k3sim.calibrate.decode.options import DecodeOptions, case_of, num_processes
 from k3sim.errors import UserError
+from k3sim.model.documents.document import Accepted, read_json
+from k3sim.model.documents.kinds import Kind
 from k3sim.model.paths import SWITCHES
+
+TABLE = Accepted(what="steps that '--table' wrote", kinds=(Kind.MEASURED_STEPS,), most_bytes=32 << 20)
 
 
 def table_cases(options: DecodeOptions) -> list[DecodeOptions]:
@@ -53,6 +57,7 @@ def run_table(options: DecodeOptions, file: Path, *, budget_s: float) -> int:
     """
     if options.timestamps or options.timestamps_of:
         raise UserError("--timestamps makes steps longer, and a table holds times; measure one step with it")
+    rows = rows_of(file)
     require_gpu()
     import torch
 
@@ -61,7 +66,6 @@ def run_table(options: DecodeOptions, file: Path, *, budget_s: float) -> int:
     from k3sim.kernels.rank.weights import random_weights
 
     began = time.perf_counter()
-    rows: list[dict[str, Any]] = json.loads(file.read_text())["steps"] if file.exists() else []
     done = {row["command"] for row in rows}
     wanted = table_cases(options) if num_processes() == 1 else link_cases(options)
     cases = [case_of(one) for one in wanted if one.command() not in done]
@@ -109,6 +113,23 @@ def run_table(options: DecodeOptions, file: Path, *, budget_s: float) -> int:
         del measured
         torch.cuda.empty_cache()
     return left
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    """Rows that an earlier run left in a file, none where there is no file.
+
+    Raises UserError where it holds something else, or its folder does not exist.
+    """
+    if not file.absolute().parent.is_dir():
+        raise UserError(f"table: the folder {file.parent} does not exist")
+    if not file.exists():
+        return []
+    document = read_json(file, TABLE)
+    rows = document.value.get("steps")
+    if not isinstance(rows, list) or not all(isinstance(one, dict) and "command" in one for one in rows):
+        document.fault(("steps",), "is no list of steps with their commands, accepted: what '--table' wrote")
+    document.settle()
+    return list(rows)
 
 
 def largest_of_all(value: float) -> float:

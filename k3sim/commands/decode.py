@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from k3sim.commands import output
 from k3sim.commands.options import Json, Out, writable_folder
 from k3sim.commands.progress import progress
+from k3sim.errors import UserError
+
+if TYPE_CHECKING:
+    from k3sim.calibrate.decode.options import DecodeOptions
 
 EXAMPLE = "k3sim decode --path stock --layers 12 --context 8192"
 
@@ -38,6 +43,11 @@ def decode(
     timestamps_of: Annotated[
         list[str] | None, typer.Option(help="Only kernels of this family record (repeatable).")
     ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(help="Instead: measure both paths, each switch, rows and contexts into this file; resumes."),
+    ] = None,
+    budget_s: Annotated[float, typer.Option(help="With --table: begin no step after so many seconds.")] = 480.0,
     out: Out = "k3sim-out",
     json_output: Json = False,
 ) -> None:
@@ -45,11 +55,6 @@ def decode(
 
     Its peers are looped back, unless several processes run. The weights are random.
     """
-    from importlib.util import find_spec
-
-    from k3sim.calibrate.decode.lines import lines_of
-    from k3sim.calibrate.decode.measure import decode as measure
-    from k3sim.calibrate.decode.measured import write
     from k3sim.calibrate.decode.options import DecodeOptions
 
     options = DecodeOptions(
@@ -67,6 +72,30 @@ def decode(
         timestamps=timestamps,
         timestamps_of=tuple(timestamps_of or ()),
     )
+    if table is None:
+        _measure(options, out, json_output)
+    else:
+        _measure_table(options, Path(table), budget_s, json_output)
+
+
+def _measure_table(options: DecodeOptions, file: Path, budget_s: float, json_output: bool) -> None:
+    """Every step of a table into its file; a line each as they come."""
+    from k3sim.calibrate.decode.tables import run_table
+
+    if json_output:
+        raise UserError("--table writes its file and prints a line a step: give it without --json")
+    left = run_table(options, file, budget_s=budget_s)
+    sys.stdout.write(f"{left} steps left{', for another run' if left else ''}\n")
+
+
+def _measure(options: DecodeOptions, out: str, json_output: bool) -> None:
+    """One step, its files and what is printed of it."""
+    from importlib.util import find_spec
+
+    from k3sim.calibrate.decode.lines import lines_of
+    from k3sim.calibrate.decode.measure import decode as measure
+    from k3sim.calibrate.decode.measured import write
+
     folder = writable_folder(out)
     with progress("measuring a step") as told:
         measured = measure(options, told.doing)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import run
 
 from k3sim.calibrate.decode.commandline import main
 from k3sim.calibrate.decode.launches import Launch, ProfileError, assign, kernels_of, launches_by_call, timeline_from
 from k3sim.calibrate.decode.measured import by_stage, idle_us, moved_bytes
 from k3sim.calibrate.decode.options import DecodeOptions, case_of
-from k3sim.calibrate.decode.tables import table_cases
+from k3sim.calibrate.decode.tables import run_table, table_cases
 from k3sim.errors import UserError
 from k3sim.sim.timeline.file import stage_rows, timeline_of
 from k3sim.sim.timeline.timeline import PS_PER_US
@@ -163,3 +166,28 @@ def test_measuring_needs_no_package_of_the_simulator() -> None:
     )
     done = subprocess.run([sys.executable, "-c", refuse], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("no/where.json", None, "table: the folder "),
+        ("cut.json", '{"steps": [', "not valid JSON"),
+        ("other.json", '{"values": {}, "name": "h200"}', "this is a machine profile"),
+        ("rows.json", '{"steps": [{"step_us": 1}]}', "steps is no list of steps with their commands"),
+    ],
+)
+def test_a_wrong_table_is_left_alone(tmp_path: Path, name: str, text: str | None, says: str) -> None:
+    file = tmp_path / name
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UserError, match=re.escape(says)):
+        run_table(DecodeOptions(), file, budget_s=1.0)
+    assert not file.exists() if text is None else file.read_text() == text
+
+
+def test_a_table_is_asked_for_by_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run("decode", "--table", str(tmp_path / "no" / "steps.json")) == 2
+    assert "table: the folder " in capsys.readouterr().err
+    assert run("decode", "--table", "steps.json", "--json") == 2
+    assert "give it without --json" in capsys.readouterr().err
