@@ -78,13 +78,15 @@ def ladder_tables(found: Validation) -> str:
     parts = []
     for ladder, steps in found.ladders:
         parts.append(f"**{ladder.title}** ({ladder.source}, {ladder.date})\n")
-        parts.append("| Step | Saved ms | Predicted ms | Verdict |\n| --- | ---: | ---: | --- |")
+        parts.append("| Step | Saved ms | Predicted ms | Ratio | Verdict |\n| --- | ---: | ---: | ---: | --- |")
         for step in steps:
             if step.predicted_saving_ms is not None and step.verdict != "start":
                 saved = f"{step.published_saving_ms:+.3f} | {step.predicted_saving_ms:+.3f}"
-                parts.append(f"| {step.title} | {saved} | {step.verdict} |")
+                ratio = "" if step.ratio is None else f"{step.ratio:.2f}"
+                parts.append(f"| {step.title} | {saved} | {ratio} | {step.verdict} |")
         numbers = ", ".join(f"{verdict}: {count}" for verdict, count in counts(steps).items())
-        parts.append(f"\nSteps by verdict: {numbers}.\n")
+        noise = f"{100 * ladder.noise:g} % ({ladder.noise_source})" if ladder.noise else "not said"
+        parts.append(f"\nSteps by verdict: {numbers}. Noise of a step: {noise}.\n")
     return "\n".join(parts) + "\n"
 
 
@@ -159,7 +161,9 @@ edited by hand. [accuracy.md](accuracy.md) sums it up and says where the model i
 @kda layer@
 ## Optimisation ladders
 
-`k3sim validate`, last tables. Steps for which the fused path has no switch or part are counted below each table.
+`k3sim validate`, last tables. Steps for which the fused path has no switch or part are counted below each table. Ratio:
+predicted over published saving. A step is right in size between half and twice; where what was saved is less than the
+noise of the source, agreement is called noise, and no disagreement is.
 
 @ladders@
 ## Claims

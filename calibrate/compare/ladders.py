@@ -3,6 +3,10 @@
 A public step is finer than a switch: it turns on parts of switches (``model/switches.py``). A step is judged on
 direction and size; where the change has no part, or the source names only its class, it is listed as having no switch.
 Steps that complete each other are judged together (``also``).
+
+A source says by how much its measurements repeat, or does not. A published saving below that cannot show that a
+prediction is right, so agreement with it is noise. It does not excuse one that is off: what is predicted twice or half
+as large, or the other way, is called that, whatever the noise.
 """
 
 from __future__ import annotations
@@ -23,8 +27,6 @@ if TYPE_CHECKING:
 
 #: Predicted over published saving within which the size of a step counts as right.
 SIZE_FACTOR = 2.0
-#: A published difference below this share of the step is noise of restarts (k3opt: about 2 %).
-NOISE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,7 @@ class JudgedStep:
     published_saving_ms: float  # with those of the steps that complete it
     after: ComparedCase | None  # the whole step; None where the change is not modelled
     saving: ComparedCase | None  # None at the start, too
+    noise_ms: float  # by which the source's measurements of such a step differ; 0 where it does not say
     verdict: str  # "start", "no switch", "with an earlier step", "noise", "direction", "direction and size", "wrong"
     why: str
 
@@ -46,6 +49,13 @@ class JudgedStep:
     @property
     def predicted_saving_ms(self) -> float | None:
         return self.saving.predicted if self.saving else None
+
+    @property
+    def ratio(self) -> float | None:
+        """Predicted over published saving; None at the start, of what is not predicted, and of a saving of nothing."""
+        if self.saving is None or not self.published_saving_ms:
+            return None
+        return self.saving.predicted / self.published_saving_ms
 
 
 def path_of(parts: Iterable[str]) -> Path:
@@ -93,7 +103,7 @@ def judge(ladder: Ladder, predicted_ms: Mapping[tuple[str, ...], float]) -> list
         else:
             before = predicted_ms[sets[index - 1]] * share
             was = saving(index) + fsum(saving(other) for other in step.also)
-            verdict = verdict_of(before - after, was, published(index))
+            verdict = verdict_of(before - after, was, ladder.noise * published(index))
             found.append(_judged(ladder, index, published(index), after, was, before - after, verdict))
     return found
 
@@ -122,19 +132,22 @@ def _judged(
         published_saving_ms=was,
         after=case(published, predicted),
         saving=case(was, saved),
+        noise_ms=ladder.noise * published,
         verdict=verdict,
         why=step.why,
     )
 
 
-def verdict_of(predicted: float, published: float, step: float) -> str:
-    """``noise`` where the published saving is; ``wrong`` where the signs differ."""
-    if abs(published) < NOISE * step:
-        return "noise"
+def verdict_of(predicted: float, published: float, noise: float) -> str:
+    """Of savings in one unit: ``wrong`` where the signs differ, ``direction`` where one is twice the other or more.
+
+    Where the size is right, ``noise`` if the published saving is smaller than that.
+    """
     if predicted * published <= 0:
         return "wrong"
-    ratio = predicted / published
-    return "direction and size" if 1 / SIZE_FACTOR <= ratio <= SIZE_FACTOR else "direction"
+    if not 1 / SIZE_FACTOR <= predicted / published <= SIZE_FACTOR:
+        return "direction"
+    return "noise" if abs(published) < noise else "direction and size"
 
 
 def counts(steps: Sequence[JudgedStep]) -> dict[str, int]:

@@ -149,7 +149,7 @@ def _ladders(found: Validation) -> list[str]:
     sections = []
     for number, (ladder, steps) in enumerate(found.ladders):
         table = page_parts.html_table(
-            ("step", "after it ms", "predicted ms", "saved ms", "predicted", "verdict", "why"),
+            ("step", "after it ms", "predicted ms", "saved ms", "predicted", "ratio", "verdict", "why"),
             (
                 (
                     one.title,
@@ -159,17 +159,19 @@ def _ladders(found: Validation) -> list[str]:
                     ""
                     if one.predicted_saving_ms is None or one.verdict == "start"
                     else f"{one.predicted_saving_ms:+.3f}",
+                    "" if one.ratio is None else f"{one.ratio:.2f}",
                     one.verdict,
                     one.why,
                 )
                 for one in steps
             ),
-            numbers=(1, 2, 3, 4),
+            numbers=(1, 2, 3, 4, 5),
         )
+        noise = f"{100 * ladder.noise:g} % of the step ({ladder.noise_source})" if ladder.noise else "not said"
         sections.append(
             f"<section><h2>{escape(ladder.title)}</h2><p>{escape(ladder.source)}, {escape(ladder.date)}; not known: "
-            f"{escape(ladder.unknown)}.</p><div class='chart' id='ladder{number}'></div>"
-            f"<div class='wide'>{table}</div></section>"
+            f"{escape(ladder.unknown)}; noise of a saving: {escape(noise)}.</p>"
+            f"<div class='chart' id='ladder{number}'></div><div class='wide'>{table}</div></section>"
         )
     return sections
 

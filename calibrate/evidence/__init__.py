@@ -97,6 +97,8 @@ class Ladder:
     command: str  # of the machine, the layout and the workload
     layers: int  # of the model that was measured; the whole model is predicted, and that share of it taken
     steps: tuple[LadderStep, ...]
+    noise: float = 0.0  # share of a step by which repeated measurements differ; 0 where the source does not say
+    noise_source: str = ""  # where it says so
 
     @property
     def all_layers(self) -> int:

@@ -21,6 +21,7 @@ from k3sim.model.documents.fields import (
     asking,
     checked,
     choice,
+    number,
     one_of,
     pattern,
     whole,
@@ -161,6 +162,8 @@ class LadderRecord(Record):
     engine: Annotated[str, TEXT]
     unit: Annotated[str, choice(("ms", "tok/s/user"))]
     unknown: Annotated[str, TEXT]
+    noise: Annotated[float, number(0.0, 0.5, accepted="a share of a step, 0 to 0.5")] = 0.0
+    noise_source: Annotated[str, TEXT] = ""
     command: Annotated[str, COMMAND]
     layers: Annotated[int, whole(1, 4096)]
     steps: Annotated[list[LadderStepRecord], Field(min_length=2)]
@@ -214,8 +217,10 @@ def check_ladders(document: Document) -> None:
     """Note every fault of a table of ladders."""
     if checked(document, LadderTable) is None:
         return
-    for number, ladder in enumerate(document.value["ladders"]):
-        at: Keys = ("ladders", number)
+    for place, ladder in enumerate(document.value["ladders"]):
+        at: Keys = ("ladders", place)
+        if bool(ladder.get("noise")) != bool(ladder.get("noise_source")):
+            document.fault(at, "has noise or noise_source without the other, accepted: both or neither")
         num_layers = question_of(ladder["command"]).architecture.num_layers
         if ladder["layers"] > num_layers:
             document.fault((*at, "layers"), f"is {ladder['layers']}, accepted: at most {num_layers}")

@@ -131,7 +131,9 @@ def print_validation(found: Validation) -> None:
         )
     for ladder, steps in found.ladders:
         console.print()
-        table = terminal.table(ladder.title, "after ms", "predicted ms", "saved ms", "predicted", "verdict")
+        noise = f"{100 * ladder.noise:g} %: {ladder.noise_source}" if ladder.noise else "not said by its source"
+        heads = ("after ms", "predicted ms", "saved ms", "predicted", "ratio", "noise ms", "verdict")
+        table = terminal.table(ladder.title, *heads)
         for step in steps:
             start = step.verdict == "start"
             table.add_row(
@@ -140,9 +142,12 @@ def print_validation(found: Validation) -> None:
                 "" if step.predicted_ms is None else f"{step.predicted_ms:.3f}",
                 "" if start else f"{step.published_saving_ms:+.3f}",
                 "" if start or step.predicted_saving_ms is None else f"{step.predicted_saving_ms:+.3f}",
+                "" if start or step.ratio is None else f"{step.ratio:.2f}",
+                f"{step.noise_ms:.3f}" if step.noise_ms and not start else "",
                 step.verdict,
             )
         terminal.print_table(table)
+        console.print(f"noise of a step {noise}", soft_wrap=True)
 
 
 def print_rows(tables: Mapping[str, Sequence[ComparedCase]]) -> None:

@@ -163,10 +163,39 @@ def test_public_ladders_have_the_steps_that_were_published() -> None:
 @pytest.mark.parametrize(
     ("predicted", "published", "verdict"),
     [(0.5, 0.5, "direction and size"), (0.24, 0.5, "direction"), (1.1, 0.5, "direction"), (-0.5, 0.5, "wrong"),
-     (0.0, 0.5, "wrong"), (-0.3, -0.5, "direction and size"), (0.5, 0.01, "noise")],
+     (0.0, 0.5, "wrong"), (-0.3, -0.5, "direction and size"), (0.1, 0.15, "noise"), (-0.1, -0.15, "noise")],
 )  # fmt: skip
 def test_a_step_is_judged_on_direction_and_size(predicted: float, published: float, verdict: str) -> None:
-    assert ladders.verdict_of(predicted, published, 8.0) == verdict
+    assert ladders.verdict_of(predicted, published, 0.16) == verdict
+
+
+@pytest.mark.parametrize("published", [0.001, 0.05, 0.159, -0.1])
+@pytest.mark.parametrize("ratio", [-3.0, -1.0, 0.0, 0.1, 0.49, 2.01, 5.0, 100.0])
+def test_disagreement_is_never_noise(published: float, ratio: float) -> None:
+    verdict = ladders.verdict_of(ratio * published, published, 0.16)
+    assert verdict == ("wrong" if ratio <= 0 else "direction")
+
+
+def test_noise_is_what_the_source_says() -> None:
+    loaded = {one.id: one for one in evidence.load_ladders()}
+    assert {name: one.noise for name, one in loaded.items() if one.noise} == {
+        "gb200-k3opt-c1": 0.02, "gb200-k3opt-c8": 0.02,
+    }  # fmt: skip
+    ladder = loaded["gb200-k3opt-c8"]
+    assert "restarts" in ladder.noise_source
+    sets = ladders.part_sets(ladder)
+    # The steps that are predicted save nothing but the third, TAILATTN, which saves 0.47 ms where 0.188 were published.
+    tail = next(index for index, step in enumerate(ladder.steps) if step.title.startswith("TAILATTN"))
+    predicted = {on: 12.0 - (0.47 if index >= tail else 0.0) for index, on in enumerate(sets)}
+    judged = ladders.judge(ladder, predicted)
+    assert judged[tail].ratio == pytest.approx(0.47 / 0.188)
+    assert judged[tail].noise_ms == pytest.approx(0.02 * 11.441) and judged[tail].noise_ms > 0.188
+    assert judged[tail].verdict == "direction"
+    close = ladders.judge(ladder, {on: 12.0 - (0.2 if index >= tail else 0.0) for index, on in enumerate(sets)})
+    assert close[tail].verdict == "noise"
+    assert judged[0].ratio is None
+    silent = ladders.judge(replace(ladder, noise=0.0, noise_source=""), predicted)
+    assert {one.verdict for one in silent}.isdisjoint({"noise"}) and silent[tail].noise_ms == 0
 
 
 # -- claims -----------------------------------------------------------------------------------------------------------

@@ -174,6 +174,8 @@ def ladder(tmp_path: Path, **changes: Any) -> Path:
         ({"steps": []}, "steps is [], accepted: a list of 2 or more"),
         ({"layers": 94}, "layers is 94, accepted: at most 93"),
         ({"unit": "us"}, 'unit is "us", accepted: ms, tok/s/user'),
+        ({"noise": 2}, "noise is 2, accepted: a share of a step, 0 to 0.5"),
+        ({"noise": 0.0}, "has noise or noise_source without the other, accepted: both or neither"),
         ({"steps": [{"title": "a", "value": 8}, {"title": "b", "value": 7}]}, "steps[1] has neither parts nor why"),
         (
             {"steps": [{"title": "a", "value": 8}, {"title": "b", "value": 7, "why": "w", "also": [1]}]},
@@ -193,7 +195,7 @@ def test_old_parts_are_named_with_the_new(tmp_path: Path) -> None:
     steps = [{"title": "a", "value": 8}, {"title": "b", "value": 7, "parts": list(RENAMED["part"])[:3]}]
     assert refusal(ladder(tmp_path, steps=steps), load_ladders) == "; ".join(
         f"line {line}: ladders[0].steps[1].parts[{index}] is \"{before}\", which is called '{now}' now"
-        for line, (index, (before, now)) in enumerate(list(enumerate(RENAMED["part"].items()))[:3], 24)
+        for line, (index, (before, now)) in enumerate(list(enumerate(RENAMED["part"].items()))[:3], 26)
     )
 
 
