@@ -99,6 +99,7 @@ class Pass:
     num_stages: int = 0  # of a warp in series beside the stream, each ending with sums over the warp
     stage_instructions: int = 0  # of a warp, in each
     num_block_reductions: int = 0  # in series, after the stream
+    num_selection_rounds: int = 0  # of these, those that find the largest scores
     barrier: Barrier = Barrier.NONE
     num_barriers: int = 0
 

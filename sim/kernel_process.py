@@ -104,20 +104,18 @@ class KernelProcess:
             first_ps = self.env.now + gpu.launches.first_instruction_ps(admission)
         footprint = gpu.occupancy.footprint(work)
         granted = gpu.occupancy.acquire(footprint, placed=bool(work.registers_per_thread))
-        waited = granted is not None
-        if granted is not None:
-            ended = yield granted
-            run.add_span(Phase.SM_SLOTS, self.env.now, ended, self.env.now)
+        ended = None if granted is None else (yield granted)
         placement = gpu.occupancy.place(work, footprint) if work.registers_per_thread else None
         if placement is not None and not placement.resident:
-            waited = True
             ended = yield placement.all_resident if work.co_resident else placement.first_resident
-            run.add_span(Phase.SM_SLOTS, self.env.now, ended, self.env.now)
+        if ended is not None:
+            # A launch that waits for SMs is ready when there are some. What its latency covers is no wait.
+            refilled_ps = self.env.now + (0 if self.is_task else gpu.launches.refill_ps)
+            if refilled_ps > first_ps:
+                run.add_span(Phase.SM_SLOTS, self.env.now, ended, self.env.now)
+            first_ps = max(first_ps, refilled_ps)
         if not self.is_task:
-            # A launch that waits for SMs is ready when there are some. The first wave: later blocks are dispatched
-            # while earlier ones run.
-            if waited:
-                first_ps = max(first_ps, self.env.now + gpu.launches.refill_ps)
+            # The first wave: later blocks are dispatched while earlier ones run.
             dispatch_ps = gpu.launches.dispatch_ps(footprint.blocks)
             yield env.timeout(first_ps - self.env.now + gpu.launches.prologue_ps + dispatch_ps)
             run.add_span(Phase.LAUNCH, self.env.now, admission.cause, launched_ps)
@@ -188,7 +186,7 @@ class KernelProcess:
             left_ps = ended.end_ps + settle_ps - self.env.now
             if left_ps > 0 and not last.is_host:
                 yield self.env.timeout(left_ps)
-                run.add_span(Phase.REDUCE if self.is_task else Phase.RELEASE, self.env.now, ended.index, ended.end_ps)
+                run.add_span(Phase.BARRIER if self.is_task else Phase.RELEASE, self.env.now, ended.index, ended.end_ps)
         if late:
             self.state.trigger(self.env.now)
 
@@ -217,7 +215,7 @@ class KernelProcess:
         serial_ps = round(self.pace * self.gpu.instruction_cache.serial_ps(code, self.work, wave.num_blocks))
         if serial_ps:
             yield self.env.timeout(serial_ps)
-            wave.run.add_span(Phase.COMPUTE, self.env.now)
+            wave.run.add_span(Phase.SERIAL_CODE, self.env.now)
 
     def run_passes(
         self, wave: Wave, passes: Sequence[Pass], early: EarlyReads, *,
@@ -257,13 +255,14 @@ class KernelProcess:
         if early is not None:
             # A full pipeline moves on when the input is there. What is left of a set-up that began with the early reads
             # shows only if the loads are shorter.
-            before_ps = loads_ps + max(0, early.began_ps + setup_ps - self.env.now - loads_ps)
-            loads_ps = 0
+            first_ps, loads_ps = loads_ps, 0
+            setup_ps = max(0, early.began_ps + setup_ps - self.env.now - first_ps)
         else:
-            before_ps = round(pace * one.num_address_loads * gpu.memory.latency_ps()) + setup_ps
-        if before_ps:
-            yield env.timeout(before_ps)
-            run.add_span(Phase.LATENCY, self.env.now)
+            first_ps = round(pace * one.num_address_loads * gpu.memory.latency_ps())
+        if first_ps + setup_ps:
+            yield env.timeout(first_ps + setup_ps)
+            run.add_span(Phase.DEPENDENT_LOADS, run.spanned_ps + first_ps)
+            run.add_span(Phase.TENSOR_CORE_SETUP, self.env.now)
         input_ps = self.env.now + loads_ps
         # A cold stream waits for its first bytes, and so does a load pipeline that has drained, since nothing is in
         # flight then; filling a tensor-core pipeline is part of its set-up.
@@ -272,7 +271,7 @@ class KernelProcess:
             if early is not None:
                 # A ring that stands full asks for more when its first slot is free.
                 yield env.timeout(round(pace * gpu.sm_timing.stage_ps(wave, one)))
-                run.add_span(Phase.COMPUTE, self.env.now)
+                run.add_span(Phase.RING_STALL, self.env.now)
             yield env.timeout(gpu.loads.first_bytes_ps)
             run.add_span(Phase.RAMP, self.env.now)
         return input_ps
@@ -304,8 +303,7 @@ class KernelProcess:
             run.count_bytes(reads.hbm_bytes, reads.l2_bytes)
             stream.expose(reads, first_ps, start_ps)
         if self.env.now > shown_ps:
-            on_main = run.stream == "main"
-            for phase, length_ps in stream.bounds(shown_ps, self.env.now, limit, gpu.hbm_bytes_per_us, on_main=on_main):
+            for phase, length_ps in stream.bounds(shown_ps, self.env.now, limit, gpu.hbm_bytes_per_us):
                 run.add_span(phase, run.spanned_ps + length_ps)
             run.add_span(Phase.L2, self.env.now)
 
@@ -314,7 +312,7 @@ class KernelProcess:
         timing, run, pace = self.gpu.sm_timing, wave.run, self.pace
         if input_ps > self.env.now:
             yield self.env.timeout(input_ps - self.env.now)
-            run.add_span(Phase.LATENCY, self.env.now)
+            run.add_span(Phase.DEPENDENT_LOADS, self.env.now)
         streamed_ps = self.gpu.activations.load_ps(wave, one, one.streamed_activation_bytes_per_block)
         compute_ps = round(pace * max(timing.arithmetic_ps(wave, one), streamed_ps))
         last_ps = compute_ps * last_slot_share(self.work, one) + pace * timing.last_slot_port_ps(wave, one)
@@ -328,29 +326,35 @@ class KernelProcess:
         """Reductions within blocks, then barriers between them."""
         if not (one.num_block_reductions or one.num_barriers):
             return
-        reduce_ps = round(self.pace * one.num_block_reductions * self.gpu.sm_timing.block_reduction_ps)
+        run, each_ps = wave.run, self.gpu.sm_timing.block_reduction_ps
+        reduce_ps = round(self.pace * one.num_block_reductions * each_ps)
+        select_ps = round(self.pace * one.num_selection_rounds * each_ps)
         barrier_ps = round(self.pace * one.num_barriers * self.gpu.barriers.wait_ps(one.barrier))
         if reduce_ps + barrier_ps:
             yield self.env.timeout(reduce_ps + barrier_ps)
-            wave.run.add_span(Phase.LATENCY, wave.run.spanned_ps + reduce_ps)
-            wave.run.add_span(Phase.REDUCE, self.env.now)
+            run.add_span(Phase.SELECTION, run.spanned_ps + select_ps)
+            run.add_span(Phase.BLOCK_REDUCTION, run.spanned_ps + reduce_ps - select_ps)
+            run.add_span(Phase.BARRIER, self.env.now)
 
     def admit_later_waves(self, wave: Wave, placement: Placement) -> None:
         """Give every group of blocks that becomes resident from now on a wave of its own."""
         wave.resident_blocks = num_blocks(placement.first_wave)
-        placement.on_later_wave = lambda blocks: self.env.start(self.run_later_wave(wave, placement, blocks))
+        placement.on_later_wave = lambda blocks, by: self.env.start(self.run_later_wave(wave, placement, blocks, by))
 
-    def run_later_wave(self, wave: Wave, placement: Placement, blocks: list[Allocation]) -> Steps:
-        """Blocks that became resident while others of their kernel were at work already: their part of all passes."""
+    def run_later_wave(self, wave: Wave, placement: Placement, blocks: list[Allocation], by: int) -> Steps:
+        """Blocks that became resident, as ``by`` made room, while others were at work: their part of all passes."""
         ended = simpy.Event(self.env)
         self.later_waves.append(ended)
-        record = replace(wave.run, spans=[], start_ps=self.env.now, hbm_bytes=0, l2_bytes=0)  # its spans are not shown
+        record = wave.run.later_wave(self.env.now, by)
         later = replace(wave, run=record, resident_blocks=num_blocks(blocks), later=None)
         yield self.env.timeout(self.gpu.launches.refill_ps + self.gpu.launches.prologue_ps)
+        record.add_span(Phase.LAUNCH, self.env.now)
         passes = later.passes()
         first = first_streaming(passes)
         yield from self.run_passes(later, passes, {first: self.gpu.loads.start_early(later, passes[first])})
         yield self.env.timeout(round(self.pace * self.gpu.instruction_cache.exit_cold_ps))
+        record.add_span(Phase.DRAIN, self.env.now)
+        record.end_ps = self.env.now
         wave.run.count_bytes(record.hbm_bytes, record.l2_bytes)
         self.gpu.occupancy.release_blocks(placement, blocks, wave.run.index)
         ended.succeed()
@@ -362,7 +366,7 @@ class KernelProcess:
         for ended in self.later_waves:
             if not ended.processed:
                 yield ended
-        self.state.run.add_span(Phase.SM_SLOTS, self.env.now)
+        self.state.run.show_later_waves()
 
     def send_and_exit(self, wave: Wave, placement: Placement | None, code: LaunchedCode) -> Steps:
         """Stragglers and stores, later waves, then the push; a task's stores are part of its counter."""

@@ -29,10 +29,13 @@ _OF_PHASE = {
     Phase.RAMP: "hbm_latency_s",
     Phase.WEIGHTS: "hbm_read_bytes_per_s",
     Phase.KV_STATE: "hbm_read_bytes_per_s",
-    Phase.STARVED: "hbm_read_bytes_per_s",
     Phase.SM_SLOTS: "num_sms",
     Phase.SEND: "nvlink_egress_bytes_per_s",
     Phase.POLL: "nvlink_visibility_s",
+    Phase.TENSOR_CORE_SETUP: "tensor_core_setup_s",
+    Phase.SELECTION: "block_reduction_s",
+    Phase.BLOCK_REDUCTION: "block_reduction_s",
+    Phase.RING_STALL: "instruction_s",
 }
 _OF_BARRIER = {
     Barrier.NONE: (),
@@ -131,11 +134,13 @@ class _Pricing:
             return {"l2_read_bytes_per_s" if whole else "l2_bytes_per_s_per_sm": 1.0}
         if span.phase is Phase.DRAIN:
             return {"kernel_exit_warm_s" if kernel.code.is_warm else "kernel_exit_cold_s": 1.0}
+        if span.phase is Phase.SERIAL_CODE:
+            return {"instruction_s" if kernel.code.is_warm else "cold_instruction_s": 1.0}
         if span.phase is Phase.COMPUTE:
-            return self._compute(kernel, work)
-        if span.phase is Phase.LATENCY:
-            return _sum(self._latency(work, one) for one in work.passes)
-        if span.phase is Phase.REDUCE:
+            return _sum(self._arithmetic(work, one) for one in work.passes)
+        if span.phase is Phase.DEPENDENT_LOADS:
+            return _sum(self._loads(work, one) for one in work.passes)
+        if span.phase is Phase.BARRIER:
             return {"counter_handoff_s": 1.0} if span.cause >= 0 else _sum(map(self._barrier, work.passes))
         return {_OF_PHASE.get(span.phase, ""): 1.0}
 
@@ -160,11 +165,6 @@ class _Pricing:
         }
         return min(caps, key=lambda name: caps[name])
 
-    def _compute(self, kernel: _Kernel, work: Work) -> Weights:
-        serial_s = self._cache.serial_ps(kernel.code, work, work.num_blocks) / 1e12
-        serial = {"instruction_s" if kernel.code.is_warm else "cold_instruction_s": serial_s}
-        return _sum([serial, *(self._arithmetic(work, one) for one in work.passes)])
-
     def _arithmetic(self, work: Work, one: Pass) -> Weights:
         """The longest of what runs beside the stream of a pass (``sm_timing.py``)."""
         machine, blocks = self._machine, one.num_blocks or work.num_blocks
@@ -187,12 +187,9 @@ class _Pricing:
         name = max(longest, key=lambda one: longest[one])
         return {name: longest[name]}
 
-    def _latency(self, work: Work, one: Pass) -> Weights:
-        machine = self._machine
+    def _loads(self, work: Work, one: Pass) -> Weights:
         return {
-            "l2_far_latency_s": (one.num_address_loads + one.num_dependent_loads) * machine.l2_far_latency_s,
-            "tensor_core_setup_s": one.num_tensor_core_setups * machine.tensor_core_setup_s,
-            "block_reduction_s": one.num_block_reductions * machine.block_reduction_s,
+            "l2_far_latency_s": (one.num_address_loads + one.num_dependent_loads) * self._machine.l2_far_latency_s,
             **self._input(work, one, one.activation_bytes_per_block),
         }
 

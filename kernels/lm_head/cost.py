@@ -13,7 +13,7 @@ def select(weights: Sequence[Weight], *, rows: int) -> Work:
     """The local top candidates of finished logits, a launch behind the product: one cluster of eight blocks a row."""
     return block_work(
         8 * rows,
-        Pass(num_dependent_loads=1, activation_bytes_per_block=8192, num_block_reductions=8),
+        Pass(num_dependent_loads=1, activation_bytes_per_block=8192, num_block_reductions=8, num_selection_rounds=8),
         threads=256, smem_kib=16, in_flight_kib=16, max_per_sm=4,
     )  # fmt: skip
 

@@ -22,5 +22,5 @@ def top_k(weights: Sequence[Weight], *, rows: int) -> Work:
     """Logits and their local top candidates in one launch; only the candidates travel."""
     work = ring(weights, rows=rows, sent_bytes_per_peer=rows * CANDIDATES * 8)
     # Blocks keep their best values; the last block to arrive merges them: counter, data, then a selection.
-    merge = Pass(num_dependent_loads=2, num_block_reductions=8)
+    merge = Pass(num_dependent_loads=2, num_block_reductions=8, num_selection_rounds=8)
     return replace(work, passes=(*work.passes, merge))

@@ -21,6 +21,7 @@ def selection(*, experts: int, latent: int, num_quantise_reductions: int) -> Pas
         num_dependent_loads=1,
         activation_bytes_per_block=experts * FP32_BYTES + latent * 2,
         num_block_reductions=SELECTION_ROUNDS + 1 + num_quantise_reductions,
+        num_selection_rounds=SELECTION_ROUNDS,
     )
 
 
@@ -47,7 +48,12 @@ def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:
         max_blocks_per_sm=4,
         registers_per_thread=footprint("router_topk", "gather16").allocated_registers,
         passes=(
-            Pass(num_dependent_loads=1, activation_bytes_per_block=latent * FP32_BYTES // 2, num_block_reductions=4),
+            Pass(
+                num_dependent_loads=1,
+                activation_bytes_per_block=latent * FP32_BYTES // 2,
+                num_block_reductions=4,
+                num_selection_rounds=4,
+            ),
         ),
     )
 

@@ -23,6 +23,7 @@ def small(
     reads: tuple[Read, ...] = (),
     written_bytes: int = 0,
     reductions: int = 0,
+    selection_rounds: int = 0,
     flops: float = 0.0,
     sent_bytes_per_peer: int = 0,
     then: tuple[Pass, ...] = (),
@@ -38,6 +39,7 @@ def small(
             written_bytes=written_bytes,
             flops=flops,
             num_block_reductions=reductions,
+            num_selection_rounds=selection_rounds,
         ),
         *then,
         threads=256, smem_kib=4, in_flight_kib=16, max_per_sm=8,
@@ -112,7 +114,7 @@ def query_and_cache(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_
 
 def sample(weights: Sequence[Weight], *, rows: int, ranks: int) -> Work:
     """Draws the token from every rank's candidates: one block a row, a selection and a prefix sum."""
-    return small(num_blocks=rows, activation_bytes_per_block=ranks * 64 * 8, reductions=8 + 2)
+    return small(num_blocks=rows, activation_bytes_per_block=ranks * 64 * 8, reductions=8 + 2, selection_rounds=8)
 
 
 def advance(weights: Sequence[Weight], *, rows: int) -> Work:

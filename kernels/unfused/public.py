@@ -16,7 +16,9 @@ def quantise(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
 
 def routing(weights: Sequence[Weight], *, rows: int, experts: int) -> Work:
     """Sigmoid, bias and top-16: selection rounds, then the renormalisation."""
-    return small(num_blocks=rows, loads=2, activation_bytes_per_block=experts * 4, reductions=8 + 1)
+    return small(
+        num_blocks=rows, loads=2, activation_bytes_per_block=experts * 4, reductions=8 + 1, selection_rounds=8
+    )
 
 
 def permutation(weights: Sequence[Weight], *, rows: int, experts: int) -> Work:

@@ -181,7 +181,7 @@ class Occupancy:
             if one.on_later_wave is None:
                 one.first_wave += admitted
             elif admitted:
-                one.on_later_wave(admitted)
+                one.on_later_wave(admitted, by)
             if one.num_pending:
                 break
             one.all_resident.succeed(by)

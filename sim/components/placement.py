@@ -62,7 +62,8 @@ class Placement:
     first_resident: simpy.Event
     resident: dict[Held, SmSet] = field(default_factory=dict)  # SMs by what its blocks hold there
     first_wave: list[Allocation] = field(default_factory=list)  # of blocks that came before there was ``on_later_wave``
-    on_later_wave: Callable[[list[Allocation]], object] | None = None  # gets what further blocks hold
+    # Gets what further blocks hold, and the kernel that made room for them.
+    on_later_wave: Callable[[list[Allocation], int], object] | None = None
 
     @property
     def sms(self) -> SmSet:

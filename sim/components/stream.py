@@ -6,7 +6,7 @@ Of ``b`` bytes from HBM that came in a time ``t``, on a stream with the cap ``c`
 | --- | --- | --- |
 | at the rate of HBM | ``b / R``, at most ``t``; KV and state have their share of the bytes | weights, KV and state |
 | too few bytes in flight or too few SMs | ``b / c - b / R`` | bytes in flight |
-| HBM shared with another stream | the rest; on the main stream it counts as reading | starved |
+| HBM shared with another stream | the rest; HBM is at its rate, so it counts as reading | weights, KV and state |
 | after the last byte from HBM | only L2 was busy for the pass | L2 |
 """
 
@@ -50,7 +50,7 @@ class Stream:
         self.l2_end_ps = max(self.l2_end_ps, early.l2_end_ps)
 
     def bounds(
-        self, start_ps: int, end_ps: int, limit: StreamLimit, hbm_bytes_per_us: int, *, on_main: bool
+        self, start_ps: int, end_ps: int, limit: StreamLimit, hbm_bytes_per_us: int
     ) -> list[tuple[Phase, int]]:
         """Phases and their lengths in picoseconds from ``start_ps`` on; what is left until ``end_ps`` is L2's."""
         duration_ps = min(end_ps, max(start_ps, self.hbm_end_ps)) - start_ps
@@ -58,18 +58,12 @@ class Stream:
             return []
         at_peak_ps = min(duration_ps, -(-self.hbm_bytes * PS_PER_US // hbm_bytes_per_us))
         at_cap_ps = min(duration_ps, -(-self.hbm_bytes * PS_PER_US // limit.hbm_bytes_per_us))
-        state_ps = at_peak_ps * self.kv_state_bytes // self.hbm_bytes
         at_cap_ps = max(at_cap_ps, at_peak_ps)
-        shared_ps = duration_ps - at_cap_ps
-        weights_ps = at_peak_ps - state_ps
-        if on_main:
-            shared_state_ps = shared_ps * self.kv_state_bytes // self.hbm_bytes
-            state_ps += shared_state_ps
-            weights_ps += shared_ps - shared_state_ps
-            shared_ps = 0
+        in_flight_ps = at_cap_ps - at_peak_ps
+        reading_ps = duration_ps - in_flight_ps
+        state_ps = reading_ps * self.kv_state_bytes // self.hbm_bytes
         return [
-            (Phase.WEIGHTS, weights_ps),
+            (Phase.WEIGHTS, reading_ps - state_ps),
             (Phase.KV_STATE, state_ps),
-            (Phase.IN_FLIGHT, at_cap_ps - at_peak_ps),
-            (Phase.STARVED, shared_ps),
+            (Phase.IN_FLIGHT, in_flight_ps),
         ]

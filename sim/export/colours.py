@@ -4,9 +4,9 @@ The words are those of the waits (``Part``). A phase of a kernel is shown under 
 one more word says that a kernel waits for another, whose own parts count. So a colour means the same in a timeline and
 in the table above it. Kernels and layers are places, not parts of the time, and are drawn without a colour.
 
-Blue is work, yellow launching, green memory below its speed, orange to red latency on the chip, purple the network and
-grey what is outside the GPU or unknown. A search chose the colours to keep every two apart in CIELAB for readers with
-usual vision, deuteranopia and protanopia (``tests/sim/export/test_colours.py`` measures it).
+Blue is work, yellow launching, green memory below its speed, slate, olive and orange to red latency on the chip, purple
+the network and grey what is outside the GPU or unknown. A search chose the colours to keep every two apart in CIELAB
+for readers with usual vision, deuteranopia and protanopia (``tests/sim/export/test_colours.py`` measures it).
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ COLOURS = {
     "launch": "#e1cc26",
     "ramp and drain": "#caecbb",
     "bytes in flight": "#006c4e",
-    "side stream": "#626f23",
-    "dependency latency": "#e79542",
-    "reduction and barrier": "#6d0a11",
+    "instruction issue": "#3c5a66",
+    "L2 round trips": "#e79542",
+    "tensor-core set-up": "#626f23",
+    "block reduction": "#ba8a6c",
+    "selection rounds": "#d2ba78",
+    "barrier": "#6d0a11",
     "NVLink flight": "#b669b7",
     "slower peer": "#540183",
     "exchange": "#9a42b8",
@@ -44,14 +47,12 @@ MEANINGS = {**{part.word: part.meaning for part in Part}, WAITING: _WAITING_MEAN
 
 
 @cache
-def word_of_phase(phase: Phase, stream: str) -> str:
-    """The word under which a phase of a kernel on that stream is shown."""
-    if phase is Phase.DEPENDENCY:
+def word_of_phase(phase: Phase) -> str:
+    """The word under which a phase of a kernel is shown."""
+    if phase in (Phase.DEPENDENCY, Phase.SM_SLOTS):
         return WAITING
     if phase is Phase.PEERS:
         return Part.SLOWER_PEER.word
-    if phase is Phase.SM_SLOTS:
-        return WAITING if stream == "main" else Part.SIDE_STREAM.word
     return PART_OF_PHASE[phase].word
 
 

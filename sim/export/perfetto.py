@@ -327,7 +327,7 @@ class _TraceWriter:
             return
         if [span.phase for span in kernel.spans] != [Phase.RUN]:
             for span in kernel.spans:
-                for word, start_ps, end_ps in worded_spans(span, kernel.stream):
+                for word, start_ps, end_ps in worded_spans(span):
                     begin, end = start_ps // PS_PER_NS, end_ps // PS_PER_NS
                     if begin < end:
                         self._add_edge(begin, track, _phase_name(word, span.phase))

@@ -19,7 +19,7 @@ from k3sim.sim.timeline.timeline import Counter, KernelRun, Phase, Span, Timelin
 
 RATES = {"hbm": "HBM", "nvlink egress": "NVLink out"}  # resource -> name of its chart
 
-Relative = tuple[Any, ...]  # stream and spans of a kernel from its start on
+Relative = tuple[Any, ...]  # spans of a kernel from its start on
 
 
 def timeline_data(timeline: Timeline) -> dict[str, Any]:
@@ -111,14 +111,11 @@ class _Numbered(dict[str, int]):
 def _relative(kernel: KernelRun) -> Relative:
     """The spans of a kernel from its start on: kernels with the same ones are drawn alike."""
     start_ps = kernel.start_ps
-    return (
-        kernel.stream,
-        *[
-            (span.phase, span.start_ps - start_ps, span.end_ps - start_ps, _arrival_ps(span) - start_ps)
-            if span.phase is Phase.PEERS
-            else (span.phase, span.start_ps - start_ps, span.end_ps - start_ps)
-            for span in kernel.spans
-        ],
+    return tuple(
+        (span.phase, span.start_ps - start_ps, span.end_ps - start_ps, _arrival_ps(span) - start_ps)
+        if span.phase is Phase.PEERS
+        else (span.phase, span.start_ps - start_ps, span.end_ps - start_ps)
+        for span in kernel.spans
     )
 
 
@@ -127,19 +124,19 @@ def _pattern(kernel: KernelRun, words: _Numbered, phases: _Numbered) -> list[lis
     return [
         [start_ps - kernel.start_ps, end_ps - start_ps, words[word], phases[span.phase.value]]
         for span in kernel.spans
-        for word, start_ps, end_ps in worded_spans(span, kernel.stream)
+        for word, start_ps, end_ps in worded_spans(span)
         if end_ps > start_ps
     ]
 
 
-def worded_spans(span: Span, stream: str) -> Iterable[tuple[str, int, int]]:
+def worded_spans(span: Span) -> Iterable[tuple[str, int, int]]:
     """A span under the words of the waits: for peers it waits until its own data arrived, and then for a slower one."""
     if span.phase is Phase.PEERS:
         arrival_ps = _arrival_ps(span)
         yield Part.NVLINK.word, span.start_ps, arrival_ps
         yield Part.SLOWER_PEER.word, arrival_ps, span.end_ps
     else:
-        yield word_of_phase(span.phase, stream), span.start_ps, span.end_ps
+        yield word_of_phase(span.phase), span.start_ps, span.end_ps
 
 
 def _arrival_ps(span: Span) -> int:

@@ -1,9 +1,10 @@
 """Where the step goes: every instant of the critical rank, attributed to one part.
 
 The walk starts at the end of the step and goes back along what each kernel waited for: through its active spans,
-and from a wait to the kernel that ended it. It stays on one rank: a wait for peers is NVLink flight from this
-rank's own send until its data was visible everywhere, and beyond that a slower peer. The segments tile the step,
-so the parts sum to it exactly, in integer picoseconds.
+and from a wait to the kernel that ended it, on whatever stream. A wait for SMs goes on in the kernel that held them, in
+the wave that released them. The walk stays on one rank: a wait for peers is NVLink flight from this rank's own send
+until its data was visible everywhere, and beyond that a slower peer. The segments tile the step, so the parts sum to it
+exactly, in integer picoseconds.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ class Part(str, Enum):
     LAUNCH = "launch"
     RAMP_DRAIN = "ramp_drain"
     IN_FLIGHT = "bytes_in_flight"
-    LATENCY = "dependency_latency"
-    REDUCE = "reduction_barrier"
+    ISSUE = "instruction_issue"
+    L2_TRIPS = "l2_round_trips"
+    SETUP = "tensor_core_setup"
+    BLOCK_REDUCTION = "block_reduction"
+    SELECTION = "selection_rounds"
+    BARRIER = "barrier"
     NVLINK = "nvlink_flight"
     SLOWER_PEER = "slower_peer"
-    SIDE_STREAM = "side_stream"
     HOST = "host"
     UNKNOWN = "kernel"  # a measured kernel beyond its bytes: start and end tell no more
     EXCHANGE = "exchange"  # likewise, of one that takes what peers sent
@@ -56,11 +60,14 @@ _MEANINGS = {
     "launch": "a kernel starts: node to first instruction, parameters and constants",
     "ramp_drain": "first bytes on their way, slowest warps and stores, completion becoming visible",
     "bytes_in_flight": "HBM below its speed: too few SMs or bytes in flight",
-    "dependency_latency": "dependent loads and reductions inside small kernels",
-    "reduction_barrier": "barrier of a cluster or grid, or hand-over by a counter",
+    "instruction_issue": "code that one warp runs straight through, fetched where it is cold; a full ring's first slot",
+    "l2_round_trips": "dependent loads in series, and the input of a block",
+    "tensor_core_setup": "scales, pipeline fill and TMEM allocation before the first MMA",
+    "block_reduction": "sums and maxima within a block",
+    "selection_rounds": "rounds of a search for the largest scores, a block reduction each",
+    "barrier": "barrier of a cluster or grid, or hand-over by a counter",
     "nvlink_flight": "data on its way to peers, and not yet seen by their poll",
     "slower_peer": "this rank's data has arrived, another rank's has not",
-    "side_stream": "a side stream has less HBM or fewer SMs than it could use",
     "host": "the host, outside the graph",
     "kernel": "a measured kernel beyond its bytes: first bytes, latency, arithmetic, barriers, drain",
     "exchange": "a measured kernel that takes what peers sent: seeing it arrive, and its own latency",
@@ -69,7 +76,8 @@ _WORDS = {
     "kv_state": "KV and state",
     "l2": "L2",
     "ramp_drain": "ramp and drain",
-    "reduction_barrier": "reduction and barrier",
+    "l2_round_trips": "L2 round trips",
+    "tensor_core_setup": "tensor-core set-up",
     "nvlink_flight": "NVLink flight",
 }
 
@@ -80,17 +88,21 @@ WORK_PARTS = (Part.WEIGHTS, Part.KV_STATE, Part.L2, Part.COMPUTE)
 PART_OF_PHASE: Mapping[Phase, Part] = {
     Phase.RELEASE: Part.RAMP_DRAIN,
     Phase.LAUNCH: Part.LAUNCH,
-    Phase.SM_SLOTS: Part.LAUNCH,
+    Phase.SM_SLOTS: Part.LAUNCH,  # where the kernel that held the SMs is not in the timeline
     Phase.POLL: Part.NVLINK,
     Phase.RAMP: Part.RAMP_DRAIN,
     Phase.WEIGHTS: Part.WEIGHTS,
     Phase.KV_STATE: Part.KV_STATE,
     Phase.IN_FLIGHT: Part.IN_FLIGHT,
-    Phase.STARVED: Part.SIDE_STREAM,
     Phase.L2: Part.L2,
     Phase.COMPUTE: Part.COMPUTE,
-    Phase.LATENCY: Part.LATENCY,
-    Phase.REDUCE: Part.REDUCE,
+    Phase.SERIAL_CODE: Part.ISSUE,
+    Phase.RING_STALL: Part.ISSUE,
+    Phase.DEPENDENT_LOADS: Part.L2_TRIPS,
+    Phase.TENSOR_CORE_SETUP: Part.SETUP,
+    Phase.BLOCK_REDUCTION: Part.BLOCK_REDUCTION,
+    Phase.SELECTION: Part.SELECTION,
+    Phase.BARRIER: Part.BARRIER,
     Phase.DRAIN: Part.RAMP_DRAIN,
     Phase.SEND: Part.NVLINK,
     Phase.HOST: Part.HOST,
@@ -139,11 +151,13 @@ def _walk(timeline: Timeline) -> list[Segment]:
 def _walk_kernel(
     run: KernelRun, runs: Mapping[int, KernelRun], now: int, attribute: Callable[[int, Part, int], None]
 ) -> tuple[KernelRun | None, int]:
-    """Back through one kernel from ``now``; returns the kernel that it waited for, and when."""
+    """Back through one kernel, or one of its later waves, from ``now``; returns what it waited for, and when."""
     for position in range(len(run.spans) - 1, -1, -1):
         span = run.spans[position]
         if span.start_ps >= now:
             continue
+        if run.waves and (wave := _wave_until(run, now)) is not None:
+            return wave, now
         if span.phase in (Phase.PEERS, Phase.POLL):
             cause = runs.get(span.cause)
             if span.phase is Phase.POLL:
@@ -159,18 +173,16 @@ def _walk_kernel(
                 # A kernel that sends and then waits: the walk resumes with what it did before it sent.
                 continue
             return cause, now
-        if span.phase is Phase.DEPENDENCY or (span.phase in (Phase.RELEASE, Phase.REDUCE) and span.cause >= 0):
+        if span.phase is Phase.DEPENDENCY or (span.phase in (Phase.RELEASE, Phase.BARRIER) and span.cause >= 0):
             cause = runs.get(span.cause)
-            part = PART_OF_PHASE.get(span.phase, Part.LATENCY)
+            # Waited for, though the timeline lacks its kernel: nothing is known but that this one had been launched.
+            part = PART_OF_PHASE.get(span.phase, Part.LAUNCH)
             attribute(max(0, span.cause_ps), part, run.index)
             return cause, min(now, span.cause_ps)
-        part = PART_OF_PHASE[span.phase]
-        if span.phase is Phase.SM_SLOTS:
-            if run.stream == "main" and span.cause in runs:
-                # The SMs had a kernel that did its own part of the step: the walk resumes with what that one did.
-                return runs[span.cause], min(now, span.cause_ps)
-            part = Part.SIDE_STREAM
-        attribute(span.start_ps, part, run.index)
+        if span.phase is Phase.SM_SLOTS and span.cause in runs:
+            # Other kernels had the SMs: the walk resumes with what the one that released them did.
+            return runs[span.cause], min(now, span.cause_ps)
+        attribute(span.start_ps, PART_OF_PHASE[span.phase], run.index)
         now = min(now, span.start_ps)
     cause = runs.get(run.launched_by)
     attribute(run.start_ps, Part.LAUNCH, run.index)
@@ -179,6 +191,11 @@ def _walk_kernel(
     # A simulated kernel starts when it may, a measured one when it is seen to run.
     attribute(cause.end_ps, Part.LAUNCH, run.index)
     return cause, min(now, run.start_ps, cause.end_ps)
+
+
+def _wave_until(run: KernelRun, end_ps: int) -> KernelRun | None:
+    """The later wave of a kernel that ended then, and so released its SMs or was what the kernel's end waited for."""
+    return next((wave for wave in run.waves if wave.start_ps < wave.end_ps == end_ps), None)
 
 
 def waits_ps(segments: Iterable[Segment]) -> dict[Part, int]:

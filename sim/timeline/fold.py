@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from k3sim.model.architecture import Architecture
 from k3sim.sim.timeline.timeline import Counter, KernelRun, Span, Timeline
@@ -114,7 +113,8 @@ def expand(timeline: Timeline, parts: list[Cell]) -> Timeline:
         cell = by_layer[layer][0]
         shifts[layer] = start_ps - cell.start_ps
         start_ps += cell.duration_ps
-    # A cause in the layer before is that layer's kernel of the same stage; one further back is not drawn.
+    # A cause in a neighbouring layer (the one before, or the one behind, whose kernels may hold the SMs) is the kernel
+    # of the same stage in the layer that stands there.
     index_of: dict[tuple[int, str], int] = {}
     copies: list[tuple[KernelRun, int, int]] = []
     for layer in order:
@@ -123,14 +123,15 @@ def expand(timeline: Timeline, parts: list[Cell]) -> Timeline:
             index_of[layer, run.stage] = len(copies)
             copies.append((run, layer, shifts[layer]))
     original = {run.index: run for run in timeline.kernels}
-    before = {layer: previous for previous, layer in pairwise(order)}
+    folded_place = {layer: place for place, layer in enumerate(sorted(runs_of))}
+    place_of = {layer: place for place, layer in enumerate(order)}
 
     def moved(cause: int, run: KernelRun, layer: int) -> int:
         if cause < 0:
             return -1
         owner = original[cause]
-        owning_layer = layer if owner.layer == run.layer else before.get(layer, -2)
-        return index_of.get((owning_layer, owner.stage), -1)
+        place = place_of[layer] + folded_place[owner.layer] - folded_place[run.layer]
+        return index_of.get((order[place], owner.stage), -1) if 0 <= place < len(order) else -1
 
     kernels = [
         _moved_run(run, index, layer, shift_ps, {cause: moved(cause, run, layer) for cause in _causes(run)})
@@ -147,7 +148,8 @@ def expand(timeline: Timeline, parts: list[Cell]) -> Timeline:
 
 def _causes(run: KernelRun) -> set[int]:
     """Every kernel that a kernel's record names, and -1."""
-    return {-1, run.launched_by, *run.causes, *(span.cause for span in run.spans)}
+    of_waves = (cause for wave in run.waves for cause in _causes(wave))
+    return {-1, run.launched_by, *run.causes, *(span.cause for span in run.spans), *of_waves}
 
 
 def _moved_run(run: KernelRun, index: int, layer: int, shift_ps: int, moved: Mapping[int, int]) -> KernelRun:
@@ -173,6 +175,7 @@ def _moved_run(run: KernelRun, index: int, layer: int, shift_ps: int, moved: Map
         ],
         launched_by=moved[run.launched_by],
         causes=tuple(dict.fromkeys(cause for cause in causes if cause >= 0)),
+        waves=[_moved_run(wave, index, layer, shift_ps, moved) for wave in run.waves],
     )
 
 

@@ -21,6 +21,11 @@ from k3sim.sim.timeline.critical_path import Part
 _US = number(0, 1e9, "us")
 _COUNT = whole(0, 2**60)
 _PARTS = tuple(part.value for part in Part)
+_FORMER_PARTS = {  # of files of before, and what became of them
+    "dependency_latency": "is l2_round_trips, tensor_core_setup, block_reduction and selection_rounds now",
+    "reduction_barrier": "is called barrier now",
+    "side_stream": "is divided now among the parts of the kernels that held the SMs",
+}
 
 
 def _or_null(rule: Rule) -> Rule:
@@ -28,12 +33,27 @@ def _or_null(rule: Rule) -> Rule:
     return Rule(f"{rule.accepted}, or null", lambda value: None if value is None else rule.check(value))
 
 
+def _refusal_of(part: Any) -> str:
+    """What is wrong with the name of a part; empty for one that is known."""
+    if part in _PARTS:
+        return ""
+    if isinstance(part, str) and part in _FORMER_PARTS:
+        return f"{shown(part)}, which {_FORMER_PARTS[part]}; predict it again"
+    return f"{shown(part)}, accepted: {', '.join(_PARTS)}"
+
+
+def _check_part(value: Any) -> Any:
+    if refusal := _refusal_of(value):
+        raise Refused(f"is {refusal}")
+    return value
+
+
 def _check_waits(value: Any) -> Any:
     if not isinstance(value, dict):
         raise Refused
     for part, us in value.items():
-        if part not in _PARTS:
-            raise Refused(f"has part {shown(part)}, accepted: {', '.join(_PARTS)}")
+        if refusal := _refusal_of(part):
+            raise Refused(f"has part {refusal}")
         try:
             _US.check(us)
         except Refused:
@@ -53,6 +73,7 @@ def _check_notes(value: Any) -> Any:
     return value
 
 
+PART = Rule(", ".join(_PARTS), _check_part)
 WAITS = Rule("an object of parts and their microseconds", _check_waits)
 PREFETCH = Rule("[call, bytes]", _check_pair)
 NOTES = Rule("a list of texts", _check_notes)
@@ -89,7 +110,7 @@ class PathRow(OpenRecord):
     """What one stage holds of the critical path."""
 
     stage: Annotated[str, TEXT]
-    part: Annotated[str, choice(_PARTS)]
+    part: Annotated[str, PART]
     us: Annotated[float, _US]
 
 

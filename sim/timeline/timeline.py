@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class Phase(str, Enum):
 
     RELEASE = "release"  # the predecessor's stores drain and its completion becomes visible
     LAUNCH = "launch"  # graph node to first instruction
-    SM_SLOTS = "sm slots"  # its blocks wait for SMs beside the kernels that run
+    SM_SLOTS = "sm slots"  # its blocks wait for SMs that kernels hold, on whatever stream
     DEPENDENCY = "dependency"  # waits for a kernel of the same rank
     PEERS = "peers"  # polls for data from other ranks
     POLL = "poll"  # data arrived in memory but is not yet seen by the poller
@@ -33,11 +33,15 @@ class Phase(str, Enum):
     WEIGHTS = "weights"  # weights at HBM speed
     KV_STATE = "kv and state"  # KV cache or recurrent state at HBM speed
     IN_FLIGHT = "bytes in flight"  # HBM below its speed: too few SMs or bytes in flight
-    STARVED = "starved"  # a side stream's share of HBM is less than it could use
     L2 = "l2"  # weights or state served by L2
     COMPUTE = "compute"  # arithmetic beyond the streaming time
-    LATENCY = "latency"  # dependent loads and block reductions
-    REDUCE = "reduce"  # cluster or grid barrier, task counters
+    SERIAL_CODE = "serial code"  # instructions that one warp runs straight through, fetched where they are cold
+    RING_STALL = "ring stall"  # a load pipeline that stands full waits for its first slot to be multiplied
+    DEPENDENT_LOADS = "dependent loads"  # L2 round trips in series, and a block's input
+    TENSOR_CORE_SETUP = "tensor-core set-up"  # scales, pipeline fill, TMEM allocation
+    SELECTION = "selection"  # rounds of a radix search, a block reduction each
+    BLOCK_REDUCTION = "block reduction"  # sums and maxima within a block
+    BARRIER = "barrier"  # of a cluster or grid, task counters
     DRAIN = "drain"  # the slowest warps and the stores at a kernel's end
     SEND = "send"  # stores to peers leave the port
     HOST = "host"  # the host, outside the graph
@@ -79,6 +83,9 @@ class KernelRun:
     hbm_bytes: int = 0
     l2_bytes: int = 0
     sent_bytes: int = 0  # over NVLink, all peers together
+    # Behind the first: blocks that came in the place of others. One has spans of its own, and was let in
+    # (``launched_by``) by the kernel, perhaps its own, that made room on the SMs.
+    waves: list[KernelRun] = field(default_factory=list)
 
     @property
     def duration_ps(self) -> int:
@@ -93,6 +100,33 @@ class KernelRun:
         start_ps = spans[-1].end_ps if spans else self.start_ps
         if end_ps > start_ps:
             spans.append(Span(phase, start_ps, end_ps, cause, cause_ps, arrival_ps, complete_ps))
+
+    def later_wave(self, start_ps: int, made_room: int) -> KernelRun:
+        """The record of a wave that starts now in place of blocks of the kernel ``made_room``."""
+        wave = replace(
+            self, spans=[], waves=[], start_ps=start_ps, end_ps=-1, launched_by=made_room, hbm_bytes=0, l2_bytes=0
+        )
+        self.waves.append(wave)
+        return wave
+
+    def show_later_waves(self) -> None:
+        """Append spans from the end of the first wave to that of the last, once all waves have ended.
+
+        They are those of the wave that ended last, of the one in whose place it came, and so on. Where another kernel
+        made room, the wave waited for SMs until then.
+        """
+        first_end_ps, found = self.spanned_ps, list[Span]()
+        now = max((wave.end_ps for wave in self.waves), default=first_end_ps)
+        for wave in sorted(self.waves, key=lambda wave: -wave.end_ps):
+            if wave.end_ps != now or now <= first_end_ps:
+                continue
+            found += reversed([span for span in wave.spans if span.end_ps > first_end_ps])
+            now = wave.start_ps
+            if wave.launched_by != self.index and now > first_end_ps:
+                found.append(Span(Phase.SM_SLOTS, first_end_ps, now, wave.launched_by, now))
+                break
+        for span in reversed(found):
+            self.add_span(span.phase, span.end_ps, span.cause, span.cause_ps)
 
     def count_bytes(self, hbm_bytes: int, l2_bytes: int) -> None:
         """Add bytes that came from HBM and from L2."""

@@ -20,7 +20,7 @@ def test_a_late_input_holds_the_arithmetic_up(monkeypatch: Patch) -> None:
     assert spans(kernel(timeline, "a"))[1:] == [
         ("ramp", 1000, 1100),
         ("weights", 1100, 1700),
-        ("latency", 1700, 1900),
+        ("dependent loads", 1700, 1900),
         ("compute", 1900, 1950),
     ]
 
@@ -28,7 +28,7 @@ def test_a_late_input_holds_the_arithmetic_up(monkeypatch: Patch) -> None:
 def test_address_loads_come_before_the_stream(monkeypatch: Patch) -> None:
     paged = work(Pass(reads=(reads(600),), num_address_loads=2))
     timeline = simulate(monkeypatch, {"a": paged}, [call(0, "a")], num_ranks=1)
-    assert spans(kernel(timeline, "a"))[1:3] == [("latency", 1000, 1020), ("ramp", 1020, 1120)]
+    assert spans(kernel(timeline, "a"))[1:3] == [("dependent loads", 1000, 1020), ("ramp", 1020, 1120)]
 
 
 def test_a_kernel_has_prologue_and_exit(monkeypatch: Patch) -> None:
@@ -62,8 +62,8 @@ def test_the_next_pass_loads_during_the_barrier(monkeypatch: Patch) -> None:
     # The second pass asks at 2100, its 400 bytes run from 2200 to 2600, of which 170 ps lie behind the loads.
     assert spans(kernel(timeline, "a"))[2:] == [
         ("weights", 1100, 2100),
-        ("reduce", 2100, 2400),
-        ("latency", 2400, 2430),
+        ("barrier", 2100, 2400),
+        ("dependent loads", 2400, 2430),
         ("weights", 2430, 2600),
     ]
 
@@ -90,17 +90,17 @@ def test_phases_follow_in_the_order_of_time(monkeypatch: Patch) -> None:
         ("launch", 1050, 2100),  # PDL trigger to launch, prologue
         ("dependency", 2100, 5451),
         ("release", 5451, 5951),
-        ("compute", 5951, 6051),  # 20 instructions, 5 ps each
-        ("latency", 6051, 6091),  # four round trips to L2
+        ("serial code", 5951, 6051),  # 20 instructions, 5 ps each
+        ("dependent loads", 6051, 6091),  # four round trips to L2
         ("ramp", 6091, 6191),  # the load pipeline has drained
         ("weights", 6191, 6391),
-        ("latency", 6391, 6398),
-        ("reduce", 6398, 6418),
-        ("latency", 6418, 6428),  # the address of the state
+        ("block reduction", 6391, 6398),
+        ("barrier", 6398, 6418),
+        ("dependent loads", 6418, 6428),  # the address of the state
         ("ramp", 6428, 6528),
         ("kv and state", 6528, 6828),
         ("compute", 6828, 6928),  # 4000 flops take 400 ps beside 300 bytes
-        ("latency", 6928, 6942),
+        ("block reduction", 6928, 6942),
         ("drain", 6942, 7162),
         ("send", 7162, 7262),
         ("drain", 7262, 7342),  # of 300 ps, 80 behind the push

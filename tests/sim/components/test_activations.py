@@ -18,7 +18,7 @@ def test_each_form_of_activations_has_its_rates(monkeypatch: Patch) -> None:
     def latency_ps(form: ActivationForm, machine: Machine = TINY, **footprint: int) -> int:
         one = work(Pass(num_dependent_loads=1, activation_bytes_per_block=40, activation_form=form), **footprint)
         run = kernel(simulate(monkeypatch, {"a": one}, [call(0, "a")], machine, num_ranks=1), "a")
-        return sum(end - start for phase, start, end in spans(run) if phase == "latency")
+        return sum(end - start for phase, start, end in spans(run) if phase == "dependent loads")
 
     assert latency_ps(ActivationForm.COALESCED) == 10 + 100  # 40 bytes at 0.4
     assert latency_ps(ActivationForm.COALESCED, num_blocks=30) == 10 + 300  # three blocks an SM
@@ -42,7 +42,7 @@ def test_streamed_activations_bound_the_stream(monkeypatch: Patch) -> None:
 def test_activations_come_at_the_rate_of_one_sm(monkeypatch: Patch) -> None:
     loading = work(Pass(num_dependent_loads=1, activation_bytes_per_block=40))
     timeline = simulate(monkeypatch, {"a": loading}, [call(0, "a")], num_ranks=1)
-    assert spans(kernel(timeline, "a"))[1:] == [("latency", 1000, 1110)]
+    assert spans(kernel(timeline, "a"))[1:] == [("dependent loads", 1000, 1110)]
 
 
 @pytest.mark.parametrize(("num_blocks", "load_ps"), [(10, 100), (11, 200), (20, 200), (21, 300)])

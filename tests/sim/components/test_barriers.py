@@ -19,5 +19,5 @@ Patch = pytest.MonkeyPatch
 def test_each_barrier_has_its_time(monkeypatch: Patch, barrier: Barrier, reduce_ps: int) -> None:
     ending = work(Pass(num_block_reductions=2, barrier=barrier, num_barriers=3))
     timeline = simulate(monkeypatch, {"a": ending}, [call(0, "a")], num_ranks=1)
-    expected = [("launch", 0, 1000), ("latency", 1000, 1014), ("reduce", 1014, 1014 + reduce_ps)]
+    expected = [("launch", 0, 1000), ("block reduction", 1000, 1014), ("barrier", 1014, 1014 + reduce_ps)]
     assert spans(kernel(timeline, "a")) == expected[: 3 if reduce_ps else 2]

@@ -25,12 +25,12 @@ CODES = {
 SMALL = {"a": MachineCode(num_bytes=1000, serial_instructions=100)}
 
 
-def compute_ps(monkeypatch: Patch, calls: list[Call], codes: Mapping[str, MachineCode], machine: Machine) -> list[int]:
-    """What each kernel computes: its serial code, since nothing else outlasts its stream."""
+def serial_ps(monkeypatch: Patch, calls: list[Call], codes: Mapping[str, MachineCode], machine: Machine) -> list[int]:
+    """What the serial code of each kernel takes."""
     works = {name: stream(1000) for name in codes}
     timeline = simulate(monkeypatch, works, calls, machine, num_ranks=1, codes=codes)
     runs = sorted(timeline.kernels, key=lambda run: run.index)
-    return [sum(end - start for phase, start, end in spans(run) if phase == "compute") for run in runs]
+    return [sum(end - start for phase, start, end in spans(run) if phase == "serial code") for run in runs]
 
 
 def launches(names: str) -> list[Call]:
@@ -40,26 +40,26 @@ def launches(names: str) -> list[Call]:
 def test_serial_code_is_a_span_behind_the_launch(monkeypatch: Patch) -> None:
     timeline = simulate(monkeypatch, {"a": stream(1000)}, launches("aa"), PACED, num_ranks=1, codes=SMALL)
     assert spans(kernel(timeline, "0")) == [
-        ("launch", 0, 1000), ("compute", 1000, 1500), ("ramp", 1500, 1600), ("weights", 1600, 2600)
+        ("launch", 0, 1000), ("serial code", 1000, 1500), ("ramp", 1500, 1600), ("weights", 1600, 2600)
     ]  # fmt: skip
     assert spans(kernel(timeline, "1")) == [
-        ("release", 2600, 3100), ("launch", 3100, 4100), ("compute", 4100, 4300), ("ramp", 4300, 4400),
+        ("release", 2600, 3100), ("launch", 3100, 4100), ("serial code", 4100, 4300), ("ramp", 4300, 4400),
         ("weights", 4400, 5400),
     ]  # fmt: skip
 
 
 def test_serial_code_runs_warm_or_cold(monkeypatch: Patch) -> None:
     # Everything is fetched at first; then 20 and 30 KB are in the cache together, and 50 KB with none of them.
-    assert compute_ps(monkeypatch, launches("aabab"), CODES, PACED) == [500, 200, 1000, 200, 400]
-    assert compute_ps(monkeypatch, launches("acabc"), CODES, PACED) == [500, 2000, 500, 1000, 2000]
+    assert serial_ps(monkeypatch, launches("aabab"), CODES, PACED) == [500, 200, 1000, 200, 400]
+    assert serial_ps(monkeypatch, launches("acabc"), CODES, PACED) == [500, 2000, 500, 1000, 2000]
     # Where a drawn machine fetches as fast as it runs, fetching costs nothing.
-    assert compute_ps(monkeypatch, launches("aa"), CODES, replace(PACED, cold_instruction_s=2 * PS)) == [200, 200]
+    assert serial_ps(monkeypatch, launches("aa"), CODES, replace(PACED, cold_instruction_s=2 * PS)) == [200, 200]
 
 
 def test_code_paced_elsewhere_counts_its_misses_only(monkeypatch: Patch) -> None:
     codes = {**CODES, "a": replace_misses(CODES["a"], 100)}
-    assert compute_ps(monkeypatch, launches("aab"), codes, PACED) == [300, 0, 1000]
-    assert compute_ps(monkeypatch, launches("aa"), codes, replace(PACED, cold_instruction_s=1 * PS)) == [0, 0]
+    assert serial_ps(monkeypatch, launches("aab"), codes, PACED) == [300, 0, 1000]
+    assert serial_ps(monkeypatch, launches("aa"), codes, replace(PACED, cold_instruction_s=1 * PS)) == [0, 0]
 
 
 def replace_misses(code: MachineCode, count: int) -> MachineCode:
@@ -82,7 +82,7 @@ def test_products_of_other_shapes_are_other_code(monkeypatch: Patch) -> None:
         call(index, "a", stage=f"{index}", weights=(Weight(region="", num_outputs=n, depth=k, num_bytes=1),))
         for index, (n, k) in enumerate(shapes)
     ]
-    assert compute_ps(monkeypatch, calls, SMALL, PACED) == [500, 200, 500, 200]
+    assert serial_ps(monkeypatch, calls, SMALL, PACED) == [500, 200, 500, 200]
 
 
 def test_a_warm_kernel_exits_sooner(monkeypatch: Patch) -> None:
@@ -102,13 +102,13 @@ def test_many_warps_of_an_sm_share_its_issue(monkeypatch: Patch) -> None:
     machine = replace(PACED, sm_clock_hz=1e11)
     works = {"a": replace(stream(1000), threads_per_block=320)}
     timeline = simulate(monkeypatch, works, launches("a"), machine, num_ranks=1, codes=SMALL)
-    assert spans(kernel(timeline, "0"))[1] == ("compute", 1000, 3500)
+    assert spans(kernel(timeline, "0"))[1] == ("serial code", 1000, 3500)
 
 
 def test_a_work_may_count_its_own_serial_code(monkeypatch: Patch) -> None:
     works = {"a": replace(stream(1000), serial_instructions=300)}
     timeline = simulate(monkeypatch, works, launches("a"), PACED, num_ranks=1, codes=SMALL)
-    assert spans(kernel(timeline, "0"))[1] == ("compute", 1000, 2500)
+    assert spans(kernel(timeline, "0"))[1] == ("serial code", 1000, 2500)
 
 
 def test_code_of_public_kernels_does_not_count(monkeypatch: Patch) -> None:

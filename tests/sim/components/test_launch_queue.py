@@ -79,7 +79,9 @@ def test_a_task_is_handed_over_by_a_counter(monkeypatch: Patch) -> None:
     timeline = simulate(monkeypatch, works, calls, num_ranks=1)
     # Both stream from 100 at half speed: b is through at 700, a, with 700 left then, at 1400.
     assert spans(kernel(timeline, "a")) == [("ramp", 0, 100), ("weights", 100, 1400)]
-    assert spans(kernel(timeline, "b")) == [("dependency", 0, 1400), ("reduce", 1400, 1440), ("latency", 1440, 1447)]
+    assert spans(kernel(timeline, "b")) == [
+        ("dependency", 0, 1400), ("barrier", 1400, 1440), ("block reduction", 1440, 1447)
+    ]  # fmt: skip
 
 
 def test_the_hosts_graph_needs_no_completion(monkeypatch: Patch) -> None:
@@ -113,12 +115,12 @@ def test_a_side_stream_joins_at_its_end(monkeypatch: Patch) -> None:
     # a ends at 1200; both others stream from 2800, b to 3000 and side, which lost 100, to 5900.
     assert kernel(timeline, "b").end_ps == 3000
     side = kernel(timeline, "side")
-    assert spans(side)[-2:] == [("weights", 2800, 5800), ("starved", 5800, 5900)]
+    assert spans(side)[-1:] == [("weights", 2800, 5900)]
     joined = kernel(timeline, "c")
     # Its edge is programmatic: the end of side lets it in, and side's stores are there before its first instruction.
     assert spans(joined)[0] == ("launch", 5900, 6900)
     assert joined.launched_by == side.index
-    assert waits_ps(critical_path(timeline))[Part.SIDE_STREAM] == 100
+    assert waits_ps(critical_path(timeline))[Part.WEIGHTS] == 100 + 3100 + 100
 
 
 def test_a_launch_that_waited_starts_a_refill_later(monkeypatch: Patch) -> None:

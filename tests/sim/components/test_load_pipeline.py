@@ -103,7 +103,7 @@ def test_early_reads_share_hbm_while_the_kernel_waits(monkeypatch: Patch) -> Non
         ("launch", 1000, 2000),
         ("dependency", 2000, 4601),
         ("release", 4601, 5101),
-        ("latency", 5101, 5111),
+        ("dependent loads", 5101, 5111),
     ]
 
 

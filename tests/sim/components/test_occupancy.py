@@ -247,10 +247,10 @@ def test_ended_blocks_make_room_for_their_kernel() -> None:
     taken = placed(sms, **{**shape, "num_blocks": 2, "smem_bytes_per_block": 200 * 1024})
     several = placed(sms, **shape, num_blocks=8)
     assert several.first_resident.triggered and several.num_pending == 4 and num_blocks(several.first_wave) == 4
-    groups: list[int] = []
-    several.on_later_wave = lambda blocks: groups.append(num_blocks(blocks))
+    groups: list[tuple[int, int]] = []
+    several.on_later_wave = lambda blocks, by: groups.append((num_blocks(blocks), by))
     sms.release_blocks(several, None, 7)
-    assert groups == [4] and several.num_pending == 0 and several.all_resident.value == 7
+    assert groups == [(4, 7)] and several.num_pending == 0 and several.all_resident.value == 7
     sms.release_all(taken)
     sms.release_all(several)
     assert all(sm.smem_bytes == sm.carve_out and not sm.blocks for sm in sms.sms.states_of(0b1111))

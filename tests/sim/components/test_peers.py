@@ -15,7 +15,7 @@ from k3sim.sim.whatif import loopback_fabric
 
 Patch = pytest.MonkeyPatch
 #: Of a push whose ranks are alike: a stream, two launches, a ramp, a load, and the flight.
-PUSH_WAITS = {Part.WEIGHTS: 1000, Part.LAUNCH: 1000, Part.RAMP_DRAIN: 100, Part.LATENCY: 10, Part.NVLINK: 330}
+PUSH_WAITS = {Part.WEIGHTS: 1000, Part.LAUNCH: 1000, Part.RAMP_DRAIN: 100, Part.L2_TRIPS: 10, Part.NVLINK: 330}
 
 
 def test_one_slot_is_seen_sooner_than_eight(monkeypatch: Patch) -> None:
@@ -55,7 +55,7 @@ def test_a_push_leaves_flies_and_is_seen(monkeypatch: Patch, all_ranks: bool) ->
             ("launch", 1000, 2000),
             ("peers", 2000, 2400),
             ("poll", 2400, 2430),
-            ("latency", 2430, 2440),
+            ("dependent loads", 2430, 2440),
         ]
         assert (run.spans[1].cause, run.spans[1].cause_ps, run.spans[1].arrival_ps) == (sender.index, 2200, 2400)
     assert waits_ps(critical_path(timeline)) == PUSH_WAITS
@@ -89,13 +89,15 @@ def test_an_exchange_inside_resumes_on_all_data(monkeypatch: Patch) -> None:
         timeline = simulate(monkeypatch, {"r": reduce}, [call(0, "r", sends="x", receives=(0,))], all_ranks=all_ranks)
         assert spans(kernel(timeline, "r")) == [
             ("launch", 0, 1000),
-            ("latency", 1000, 1010),
+            ("dependent loads", 1000, 1010),
             ("send", 1010, 1110),
             ("peers", 1110, 1310),
             ("poll", 1310, 1340),
-            ("latency", 1340, 1347),
+            ("block reduction", 1340, 1347),
         ]
-        assert waits_ps(critical_path(timeline)) == {Part.LAUNCH: 1000, Part.LATENCY: 17, Part.NVLINK: 330}
+        assert waits_ps(critical_path(timeline)) == {
+            Part.LAUNCH: 1000, Part.L2_TRIPS: 10, Part.BLOCK_REDUCTION: 7, Part.NVLINK: 330
+        }  # fmt: skip
         assert kernel(timeline, "r").sent_bytes == counter_bytes(timeline, "nvlink egress") == 100
 
 
@@ -108,7 +110,7 @@ def test_a_pull_is_a_fenced_flag_and_load(monkeypatch: Patch) -> None:
         ("peers", 1138, 1398),  # fence and flight
         ("poll", 1398, 1428),
         ("send", 1428, 1928),  # there and back, and 100 bytes
-        ("latency", 1928, 1935),
+        ("block reduction", 1928, 1935),
     ]
 
 
@@ -132,7 +134,7 @@ def test_a_slower_rank_holds_its_peers_up(monkeypatch: Patch) -> None:
         ("launch", 1000, 2000),
         ("peers", 2000, 3400),
         ("poll", 3400, 3430),
-        ("latency", 3430, 3440),
+        ("dependent loads", 3430, 3440),
     ]
     assert run.spans[1].arrival_ps == 2400
     assert timeline.critical_rank == 0
@@ -169,19 +171,21 @@ def test_a_late_poller_waits_for_no_peer(monkeypatch: Patch) -> None:
     works = {**PUSH, "long": stream(5000)}
     calls = [PUSH_CALLS[0], call(1, "long"), call(2, "b", receives=(0,))]
     timeline = simulate(monkeypatch, works, calls)
-    assert [name for name, _, _ in spans(kernel(timeline, "b"))] == ["release", "launch", "latency"]
+    assert [name for name, _, _ in spans(kernel(timeline, "b"))] == ["release", "launch", "dependent loads"]
 
 
 def test_visibility_under_way_is_nvlink_flight(monkeypatch: Patch) -> None:
     # Data of 590 bytes' streaming is complete at 1990 and seen at 2020; the poller comes in between, at 2000.
     works = {**PUSH, "a": work(Pass(reads=(reads(590),)), sent_bytes_per_peer=100)}
     timeline = simulate(monkeypatch, works, PUSH_CALLS)
-    assert spans(kernel(timeline, "b")) == [("launch", 1000, 2000), ("poll", 2000, 2020), ("latency", 2020, 2030)]
+    assert spans(kernel(timeline, "b")) == [
+        ("launch", 1000, 2000), ("poll", 2000, 2020), ("dependent loads", 2020, 2030)
+    ]  # fmt: skip
     assert waits_ps(critical_path(timeline)) == {
         Part.WEIGHTS: 590,
         Part.LAUNCH: 1000,
         Part.RAMP_DRAIN: 100,
-        Part.LATENCY: 10,
+        Part.L2_TRIPS: 10,
         Part.NVLINK: 330,
     }
 

@@ -70,7 +70,7 @@ def test_fp4_weights_have_a_rate_of_their_own(monkeypatch: Patch) -> None:
     # Five of ten SMs, four weights a clock, half a clock a picosecond: ten weights a picosecond.
     decoding = work(Pass(flops=1.0, unit=Unit.FP4, decoded_weights=3000, num_blocks=5, num_tensor_core_setups=2))
     timeline = simulate(monkeypatch, {"a": decoding}, [call(0, "a")], num_ranks=1)
-    assert spans(kernel(timeline, "a"))[1:] == [("latency", 1000, 1100), ("compute", 1100, 1400)]
+    assert spans(kernel(timeline, "a"))[1:] == [("tensor-core set-up", 1000, 1100), ("compute", 1100, 1400)]
 
 
 def test_a_stage_is_instructions_port_and_sum() -> None:

@@ -44,19 +44,16 @@ def test_bounds_divide_the_time_by_formula() -> None:
     stream = Stream(hbm_bytes=1000, kv_state_bytes=250, hbm_end_ps=9000)
     limit = StreamLimit(hbm_bytes_per_us=250_000, l2_bytes_per_us=10**9)
     # 1000 bytes at 1 byte a picosecond, at a cap of a quarter of that, and 2000 ps longer behind another stream.
-    assert stream.bounds(3000, 9500, limit, 10**6, on_main=False) == [
-        (Phase.WEIGHTS, 750), (Phase.KV_STATE, 250), (Phase.IN_FLIGHT, 3000), (Phase.STARVED, 2000)
-    ]  # fmt: skip
-    assert stream.bounds(3000, 9500, limit, 10**6, on_main=True) == [
-        (Phase.WEIGHTS, 2250), (Phase.KV_STATE, 750), (Phase.IN_FLIGHT, 3000), (Phase.STARVED, 0)
+    assert stream.bounds(3000, 9500, limit, 10**6) == [
+        (Phase.WEIGHTS, 2250), (Phase.KV_STATE, 750), (Phase.IN_FLIGHT, 3000)
     ]  # fmt: skip
 
 
 def test_a_stream_that_ends_in_time_is_unbound() -> None:
     limit = StreamLimit(hbm_bytes_per_us=10**6, l2_bytes_per_us=10**9)
     stream = Stream(hbm_bytes=1000, hbm_end_ps=2000)
-    assert stream.bounds(1000, 2000, limit, 10**6, on_main=True)[0] == (Phase.WEIGHTS, 1000)
-    assert stream.bounds(2000, 2000, limit, 10**6, on_main=True) == []  # nothing came after its start
+    assert stream.bounds(1000, 2000, limit, 10**6)[0] == (Phase.WEIGHTS, 1000)
+    assert stream.bounds(2000, 2000, limit, 10**6) == []  # nothing came after its start
 
 
 def test_early_reads_are_exposed_by_time() -> None:

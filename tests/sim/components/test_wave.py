@@ -41,7 +41,11 @@ def test_later_waves_take_the_place_of_ended_blocks(monkeypatch: Patch) -> None:
     # behind the start of a block in the place of another (1000).
     assert spans(short) == [
         ("launch", 0, 1000), ("ramp", 1000, 1100), ("weights", 1100, 1500), ("bytes in flight", 1500, 2100),
-        ("sm slots", 2100, 2100 + 2 * (1000 + 100 + 1000)),
+        ("launch", 2100, 3100), ("ramp", 3100, 3200), ("weights", 3200, 3600), ("bytes in flight", 3600, 4200),
+        ("launch", 4200, 5200), ("ramp", 5200, 5300), ("weights", 5300, 5500), ("bytes in flight", 5500, 6300),
+    ]  # fmt: skip
+    assert [(one.start_ps, one.end_ps, one.launched_by) for one in short.waves] == [
+        (2100, 4200, short.index), (4200, 6300, short.index)
     ]  # fmt: skip
     assert short.hbm_bytes == 1000 and long.end_ps > short.end_ps
     # Blocks that wait for one another do nothing before all have started, which is when the first kernel has gone.
@@ -59,7 +63,7 @@ def test_a_pending_kernel_learns_who_made_room(monkeypatch: Patch) -> None:
     waits = [span for span in second.spans if span.phase is Phase.SM_SLOTS]
     assert [(one.cause, one.end_ps) for one in waits] == [(first.index, first.end_ps)]
     # The wait is what the first kernel did.
-    assert Part.SIDE_STREAM not in waits_ps(critical_path(timeline))
+    assert waits_ps(critical_path(timeline))[Part.WEIGHTS] == 5000
 
 
 @pytest.mark.parametrize(("taken", "blocks"), [(3, 10), (6, 9), (9, 7), (9, 25), (1, 31)])

@@ -29,7 +29,7 @@ def synthetic_report(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
         for kernel in timeline.of_rank(0):
             for span in kernel.spans:
                 us = (span.end_ps - span.start_ps) / PS_PER_US
-                word = word_of_phase(span.phase, kernel.stream)
+                word = word_of_phase(span.phase)
                 parts[word] = parts.get(word, 0.0) + us
         scale = timeline.step_us / sum(parts.values())
         floor_us = sum(k.hbm_bytes for k in timeline.of_rank(0)) / 7e6
@@ -65,7 +65,7 @@ def synthetic_report(timelines: Mapping[str, Timeline]) -> dict[str, Any]:
                 "delta_us": delta_us,
                 "waits_delta_us": {
                     "launch": 0.6 * delta_us,
-                    "dependency latency": 0.5 * delta_us,
+                    "L2 round trips": 0.5 * delta_us,
                     "slower peer": -0.1 * delta_us,
                 },
             }

@@ -75,8 +75,8 @@ def synthetic_timeline(*, num_ranks: int = 1, num_layers: int = 93, slowness: fl
                     (Phase.DEPENDENCY, 0.4),
                     (Phase.RAMP, 0.6),
                     (reading, -1.0),
-                    (Phase.LATENCY, 0.5),
-                    (Phase.REDUCE, 0.3),
+                    (Phase.DEPENDENT_LOADS, 0.5),
+                    (Phase.BARRIER, 0.3),
                     *([(Phase.SEND, 0.4), (Phase.PEERS, 1.6)] if sent_bytes else []),
                 ):
                     duration_ps = (

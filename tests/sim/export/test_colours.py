@@ -107,7 +107,7 @@ def test_text_on_every_colour_is_legible() -> None:
 
 def test_every_phase_and_part_has_a_colour() -> None:
     words = {part.word for part in Part}
-    words |= {word_of_phase(phase, stream) for phase in Phase for stream in ("main", "aux")}
+    words |= {word_of_phase(phase) for phase in Phase}
 
     assert words == set(COLOURS) == set(MEANINGS)
 

@@ -30,9 +30,9 @@ def one_layer() -> Timeline:
     return Timeline("h200", 1, (0,), 3, kernels, [hbm], 11 * PS_PER_US)
 
 
-def phases_of(span: Span, stream: str = "main") -> list[tuple[int, int, str, str]]:
+def phases_of(span: Span) -> list[tuple[int, int, str, str]]:
     """The phases drawn for a kernel with that one span: offset, length, word, phase."""
-    kernel = KernelRun(0, 0, stream, 0, "kda+moe", "kda.in_proj", 0, span.end_ps, spans=[span])
+    kernel = KernelRun(0, 0, "main", 0, "kda+moe", "kda.in_proj", 0, span.end_ps, spans=[span])
     data = timeline_data(Timeline("h200", 1, (0,), 1, [kernel], [], span.end_ps))
     return [
         (at, length, data["words"][word], data["phases"][phase])
@@ -64,9 +64,9 @@ def test_phases_that_last_are_drawn() -> None:
 
 def test_a_phase_has_the_word_of_its_part() -> None:
     assert phases_of(Span(Phase.RELEASE, 0, 5)) == [(0, 5, "ramp and drain", "release")]
-    assert phases_of(Span(Phase.LATENCY, 0, 5)) == [(0, 5, "dependency latency", "latency")]
+    assert phases_of(Span(Phase.DEPENDENT_LOADS, 0, 5)) == [(0, 5, "L2 round trips", "dependent loads")]
     assert phases_of(Span(Phase.DEPENDENCY, 0, 5)) == [(0, 5, "waits for a kernel", "dependency")]
-    assert phases_of(Span(Phase.SM_SLOTS, 0, 5), "aux") == [(0, 5, "side stream", "sm slots")]
+    assert phases_of(Span(Phase.SM_SLOTS, 0, 5)) == [(0, 5, "waits for a kernel", "sm slots")]
 
 
 def test_waiting_for_peers_is_flight_then_slower_peer() -> None:

@@ -69,12 +69,12 @@ def test_an_ended_wait_reaches_back_to_its_cause() -> None:
 
 
 def test_an_early_launch_continues_where_the_producer_triggered() -> None:
-    first = kernel(0, [Span(Phase.LAUNCH, 0, 10), Span(Phase.WEIGHTS, 10, 50), Span(Phase.REDUCE, 50, 55)])
-    second = kernel(1, [Span(Phase.LAUNCH, 50, 70), Span(Phase.LATENCY, 70, 71)], launched_by=0)
+    first = kernel(0, [Span(Phase.LAUNCH, 0, 10), Span(Phase.WEIGHTS, 10, 50), Span(Phase.BARRIER, 50, 55)])
+    second = kernel(1, [Span(Phase.LAUNCH, 50, 70), Span(Phase.DEPENDENT_LOADS, 70, 71)], launched_by=0)
     assert waits_ps(critical_path(timeline(first, second))) == {
         Part.WEIGHTS: 40,
         Part.LAUNCH: 30,
-        Part.LATENCY: 1,
+        Part.L2_TRIPS: 1,
     }
 
 
@@ -109,10 +109,10 @@ def test_a_late_poller_waits_for_flight_alone() -> None:
 def test_a_sender_that_waited_resumes_before_sending() -> None:
     both = kernel(
         0,
-        [Span(Phase.LATENCY, 0, 7), Span(Phase.SEND, 7, 9), Span(Phase.PEERS, 9, 29, 0, 9, arrival_ps=29),
-         Span(Phase.LATENCY, 29, 30)],
+        [Span(Phase.DEPENDENT_LOADS, 0, 7), Span(Phase.SEND, 7, 9), Span(Phase.PEERS, 9, 29, 0, 9, arrival_ps=29),
+         Span(Phase.DEPENDENT_LOADS, 29, 30)],
     )  # fmt: skip
-    assert waits_ps(critical_path(timeline(both))) == {Part.LATENCY: 8, Part.NVLINK: 22}
+    assert waits_ps(critical_path(timeline(both))) == {Part.L2_TRIPS: 8, Part.NVLINK: 22}
 
 
 def test_the_path_is_of_the_last_rank() -> None:
@@ -132,14 +132,56 @@ def test_a_pending_kernel_waited_for_the_resident() -> None:
     assert waits_ps(critical_path(timeline(holder, waiter))) == {Part.COMPUTE: 50, Part.WEIGHTS: 5}
 
 
-def test_a_pending_side_stream_has_its_part() -> None:
-    aside = kernel(0, [Span(Phase.SM_SLOTS, 0, 5), Span(Phase.STARVED, 5, 9)], stream="aux")
-    assert waits_ps(critical_path(timeline(aside))) == {Part.SIDE_STREAM: 9}
+def test_a_pending_side_stream_names_its_holder() -> None:
+    holder = kernel(0, [Span(Phase.COMPUTE, 0, 50), Span(Phase.WEIGHTS, 50, 60)])
+    first = kernel(1, [Span(Phase.LAUNCH, 0, 10)], stream="aux")
+    aside = kernel(
+        2, [Span(Phase.LAUNCH, 10, 20), Span(Phase.SM_SLOTS, 20, 60, 0, 60), Span(Phase.L2, 60, 65)],
+        stream="aux", launched_by=1,
+    )  # fmt: skip
+    assert critical_path(timeline(holder, first, aside)) == tiles(
+        (50, Part.COMPUTE, 0), (60, Part.WEIGHTS, 0), (65, Part.L2, 2)
+    )
+
+
+def waves_of_two() -> list[KernelRun]:
+    """Kernel 1 gets some SMs at once, and others at 30, when kernel 0 leaves them; then two waves follow its own."""
+    long = kernel(0, [Span(Phase.KV_STATE, 0, 30)], stream="aux")
+    first = kernel(1, [Span(Phase.LAUNCH, 0, 5), Span(Phase.WEIGHTS, 5, 40)])
+    waves = ((0, 30, 62, Phase.COMPUTE), (1, 40, 55, Phase.L2), (1, 55, 70, Phase.L2))
+    for made_room, start_ps, end_ps, phase in waves:
+        wave = first.later_wave(start_ps, made_room)
+        wave.add_span(phase, end_ps)
+        wave.end_ps = end_ps
+    first.show_later_waves()
+    first.end_ps = 70
+    return [long, first]
+
+
+def test_the_walk_follows_the_wave_that_ended_last() -> None:
+    assert critical_path(timeline(*waves_of_two())) == tiles(
+        (5, Part.LAUNCH, 1), (40, Part.WEIGHTS, 1), (55, Part.L2, 1), (70, Part.L2, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("released_ps", "path"),
+    [
+        (40, [(5, Part.LAUNCH, 1), (40, Part.WEIGHTS, 1)]),  # the first wave
+        (55, [(5, Part.LAUNCH, 1), (40, Part.WEIGHTS, 1), (55, Part.L2, 1)]),  # the one in its place
+        (62, [(30, Part.KV_STATE, 0), (62, Part.COMPUTE, 1)]),  # that for which another kernel made room
+    ],
+)
+def test_a_wave_that_released_sms_is_followed(released_ps: int, path: list[tuple[int, Part, int]]) -> None:
+    waiter = kernel(
+        2, [Span(Phase.SM_SLOTS, 10, released_ps, 1, released_ps), Span(Phase.COMPUTE, released_ps, 80)], stream="b"
+    )
+    assert critical_path(timeline(*waves_of_two(), waiter)) == tiles(*path, (80, Part.COMPUTE, 2))
 
 
 def test_cutting_keeps_what_lies_between() -> None:
-    segments = [Segment(0, 10, Part.HOST, 0), Segment(10, 30, Part.L2, 1), Segment(30, 40, Part.REDUCE, 2)]
-    assert cut(segments, 10, 35) == [Segment(10, 30, Part.L2, 1), Segment(30, 35, Part.REDUCE, 2)]
+    segments = [Segment(0, 10, Part.HOST, 0), Segment(10, 30, Part.L2, 1), Segment(30, 40, Part.BARRIER, 2)]
+    assert cut(segments, 10, 35) == [Segment(10, 30, Part.L2, 1), Segment(30, 35, Part.BARRIER, 2)]
     assert cut(segments, 12, 13) == [Segment(12, 13, Part.L2, 1)]
 
 
@@ -162,8 +204,12 @@ def check(prediction: Prediction) -> None:
     assert sum(prediction.waits_ps.values()) == prediction.step_ps
     assert min(prediction.waits_ps.values()) > 0
     critical = prediction.timeline.critical_rank
-    of_rank = {run.index for run in prediction.timeline.of_rank(critical)} | {-1}
-    assert {one.kernel for one in segments} <= of_rank
+    of_rank = {run.index for run in prediction.timeline.of_rank(critical)}
+    assert {one.kernel for one in segments} <= of_rank | {-1}
+    # Whoever waits for SMs knows which kernel released them.
+    for run in prediction.timeline.kernels:
+        holders = [span.cause for span in run.spans if span.phase is Phase.SM_SLOTS]
+        assert all(cause >= 0 for cause in (*holders, *(wave.launched_by for wave in run.waves))), run.stage
     if prediction.question.skew is Skew.OFF:
         assert Part.SLOWER_PEER not in prediction.waits_ps
     # Work is not slower than the hardware: HBM bytes on the critical path cannot exceed what the step could move.
@@ -230,6 +276,27 @@ def subsets() -> list[Path]:
 def test_parts_sum_for_every_set_of_switches(path: Path) -> None:
     for skew in (Skew.OFF, Skew.EXPECTED):
         check(predict(question("gb300", 16, Workload(), skew, path=path)))
+
+
+@pytest.mark.slow_but_one
+@pytest.mark.parametrize(("path", "rows"), [("fused", 1), ("fused", 4), ("stock", 1), ("stock", 8), ("fused", 16)])
+def test_parts_sum_where_kernels_wait_for_sms(path: str, rows: int) -> None:
+    """The shipped kernels are placed SM by SM: blocks wait, and follow in later waves."""
+    prediction = predict(question("h200", 16, Workload(concurrency=rows), path=find_path(path, kernel_set="own")))
+    check(prediction)
+    assert any(run.waves for run in prediction.timeline.kernels)
+    # All layers again give the same parts: holders and waves are those of the layer that stands there.
+    assert waits_ps(critical_path(prediction.full)) == prediction.waits_ps
+
+
+def test_awaited_experts_stand_on_the_path() -> None:
+    """The shared experts wait on the side stream for SMs that the routed ones hold."""
+    prediction = predict(question("h200", 16, Workload(), path=find_path("fused", kernel_set="own")))
+    by_stage: dict[str, float] = {}
+    for stage, _, us in prediction.contributions():
+        by_stage[stage] = by_stage.get(stage, 0.0) + us
+    assert max(by_stage, key=lambda stage: by_stage[stage]) == "moe.experts"
+    assert by_stage["moe.experts"] > 0.1 * prediction.step_us
 
 
 @pytest.mark.slow_but_one
