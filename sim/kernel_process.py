@@ -113,7 +113,7 @@ class KernelProcess:
             refilled_ps = self.env.now + (0 if self.is_task else gpu.launches.refill_ps)
             if refilled_ps > first_ps:
                 run.add_span(Phase.SM_SLOTS, self.env.now, ended, self.env.now)
-            first_ps = max(first_ps, refilled_ps)
+                first_ps = refilled_ps
         if not self.is_task:
             # The first wave: later blocks are dispatched while earlier ones run.
             dispatch_ps = gpu.launches.dispatch_ps(footprint.blocks)
@@ -324,8 +324,6 @@ class KernelProcess:
 
     def reduce(self, wave: Wave, one: Pass) -> Steps:
         """Reductions within blocks, then barriers between them."""
-        if not (one.num_block_reductions or one.num_barriers):
-            return
         run, each_ps = wave.run, self.gpu.sm_timing.block_reduction_ps
         reduce_ps = round(self.pace * one.num_block_reductions * each_ps)
         select_ps = round(self.pace * one.num_selection_rounds * each_ps)
