@@ -18,7 +18,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "low-batch-kernels.kda-decode": ("kda.f_b", "kda.decode", "kda.conv", "kda.recurrent", "kda.gated_norm"),
     "low-batch-kernels.gemv": ("kda.in_proj", "dense."),
     "low-batch-kernels.mla": ("mla.",),
-    "low-batch-kernels.experts": ("moe.experts", "moe.permutation", "moe.indices", "moe.routing", "moe.quantise"),
+    "low-batch-kernels.experts": ("moe.experts", "moe.pack", "moe.permutation", "moe.routing", "moe.quantise"),
     "low-batch-kernels.shared-experts": ("moe.shared",),
     "fused-allreduce.o-proj": ("kda.", "mla.", "attn_res.ffn"),
     "fused-allreduce.tail": ("attn_res.mixer", "attn_res.snapshots", "moe.", "dense.", "embed.", "head."),

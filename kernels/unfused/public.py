@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from k3sim.kernels.router_topk.cost import SELECTION_ROUNDS
 from k3sim.kernels.unfused.cost import BF16_BYTES, small
 from k3sim.kernels.work import Barrier, Pass, Read, Work
 from k3sim.model.program import Weight
+
+BLOCK_ROUTING_ROWS = 4  # FlashInfer's ``BlockKernelMaxNumTokens``
 
 
 def quantise(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
@@ -15,25 +18,38 @@ def quantise(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
 
 
 def routing(weights: Sequence[Weight], *, rows: int, experts: int) -> Work:
-    """Sigmoid, bias and top-16: selection rounds, then the renormalisation."""
+    """Sigmoid, bias and top-16: selection rounds, then the renormalisation. A block a row (vllm-project/vllm 50088)."""
     return small(
-        num_blocks=rows, loads=2, activation_bytes_per_block=experts * 4, reductions=8 + 1, selection_rounds=8
-    )
+        num_blocks=rows, loads=2, activation_bytes_per_block=experts * 4, reductions=SELECTION_ROUNDS + 1,
+        selection_rounds=SELECTION_ROUNDS,
+    )  # fmt: skip
 
 
-def permutation(weights: Sequence[Weight], *, rows: int, experts: int) -> Work:
-    """Tokens grouped by expert for the grouped GEMMs: the second and the third kernel of the public routing.
+def pack(weights: Sequence[Weight], *, rows: int) -> Work:
+    """Ids and weights of the chosen experts in one word each, as TRT-LLM's routing takes them (vLLM's own launch)."""
+    return small(num_blocks=1, activation_bytes_per_block=rows * 16 * 8)
 
-    With 896 experts the public routing takes three launches (FlashInfer's, as xiaguan/kern-k3-pp-prefill counts them,
-    2026-10): selection, then counts and indices, which are priced alike.
 
-    One cluster of eight blocks: counts by expert, a prefix sum over them, and the indices, a cluster barrier after
-    each (NVIDIA/TensorRT-LLM's routing launches its selection and its cluster index kernel one after the other).
+def permutation(weights: Sequence[Weight], *, rows: int, experts: int, selects: int = 0) -> Work:
+    """Tokens grouped by expert for the grouped GEMMs, one launch; ``selects``: it takes the scores and selects too.
+
+    FlashInfer's ``trtllm_fused_moe_routing_common.cu`` (2026-09) starts one block up to four tokens, which counts,
+    scans over the experts and writes the indices, and one cluster of eight blocks beyond, with a cluster barrier after
+    the counts, the prefix sum and the indices.
     """
+    rounds = SELECTION_ROUNDS if selects else 0
+    selection = rounds + selects  # the chosen weights' sum
+    if rows <= BLOCK_ROUTING_ROWS:
+        # Cleared counters, the ids of all tokens, two levels of the scan, and the total: a barrier of the block each.
+        return small(
+            num_blocks=1, loads=2 if selects else 1, activation_bytes_per_block=rows * (experts * 4 if selects else 64),
+            reductions=selection + 5, selection_rounds=rounds,
+        )  # fmt: skip
     sweep = Pass(num_block_reductions=1, barrier=Barrier.CLUSTER, num_barriers=1)
     return small(
-        num_blocks=8, loads=2, activation_bytes_per_block=rows * 16 * 8, reductions=1, then=(sweep, sweep, sweep)
-    )
+        num_blocks=8, loads=2, activation_bytes_per_block=rows * (experts * 4 // 8 if selects else 16 * 8),
+        reductions=selection + 1, selection_rounds=rounds, then=(sweep, sweep, sweep),
+    )  # fmt: skip
 
 
 def batched_gemm(weights: Sequence[Weight], *, rows: int) -> Work:

@@ -188,13 +188,15 @@ def _grouped_experts(*, on: tuple[str, ...] = (), off: tuple[str, ...] = (), min
         *_select_from_whole_logits(on=(*on, ROUTE), off=off, min_rows=max(min_rows, FRONT_ROWS + 1)),
         *(
             (_row("moe.routing", "router_topk.gather_select", SELECT, receives=("route",), on=(*on, ROUTE), off=off,
-                  after=("moe.latent_down",), max_rows=FRONT_ROWS, **PUBLIC, **bounds),)
+                  after=("moe.latent_down",), max_rows=FRONT_ROWS, **PUBLIC, **bounds),
+             _row("moe.quantise", "unfused.quantise", {"rows": "rows", "width": "latent"}, launch="pdl",
+                  on=(*on, ROUTE), off=off, max_rows=FRONT_ROWS, **bounds))
             if min_rows <= FRONT_ROWS
             else ()
         ),
+        # vLLM's router packs ids and weights in a launch of its own for FlashInfer's routing.
+        _row("moe.pack", "unfused.pack", ROWS, launch="pdl", on=on, off=off, **bounds),
         _row("moe.permutation", "unfused.permutation", {"rows": "rows", "experts": "experts"}, launch="pdl",
-             on=on, off=off, **bounds),
-        _row("moe.indices", "unfused.permutation", {"rows": "rows", "experts": "experts"}, launch="pdl",
              on=on, off=off, **bounds),
         _row("moe.experts_1", "expert_gemv.gemm1", {**EXPERTS, "width": "expert_width"},
              weights=("moe.expert_w13",), launch="pdl", on=on, off=off, **bounds),
