@@ -17,9 +17,9 @@ from k3sim.model.program import Weight
 
 TILE_OUTPUTS = 128
 TASK_TILE_OUTPUTS = 32
-# Ring of the public grouped launches, from the slope of their public timings over rows (AIConfigurator tables 2026-08,
-# GB300 and GB200): 6.5 TB/s where an expert is whole. A block fills it for one tile at a time, so that the short rows
-# of a sliced second matrix leave it half empty: 4.8 TB/s at 256 of depth.
+# Ring of the public launches, from the slope of their public timings over rows (AIConfigurator tables 2026-08, GB300 and
+# GB200): 6.5 TB/s where an expert is whole. A block fills it for one tile at a time (``load_pipeline.py``), so that the
+# short rows of a sliced second matrix leave it half empty: 4.8 TB/s at 256 of depth.
 PUBLIC_BYTES_IN_FLIGHT = 48 * 1024
 # In series before the first product of a block-scaled MMA: scales of the weights and of the rows, each through shared
 # memory into tensor memory, and the pipeline's fill; a bf16 product has the last alone. From the same tables.
@@ -61,7 +61,7 @@ def _num_experts(distinct_milli: int) -> int:
     return -(-distinct_milli // 1000)
 
 
-def _work(num_blocks: int, passes: tuple[Pass, ...], *, bytes_in_flight: int = 96 * 1024) -> Work:
+def _work(num_blocks: int, passes: tuple[Pass, ...], *, bytes_in_flight: int = PUBLIC_BYTES_IN_FLIGHT) -> Work:
     return Work(
         num_blocks=num_blocks,
         threads_per_block=256,
@@ -78,7 +78,7 @@ def gemm1(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: i
     experts = _num_experts(distinct_milli)
     # Expert table, then this tile's rows: two loads in series before the first weight address is known.
     one = _pass(w13, rows * top_k / experts, experts * -(-2 * width // TILE_OUTPUTS), num_address_loads=2)
-    return _work(one.num_blocks, (one,), bytes_in_flight=_public_in_flight(w13))
+    return _work(one.num_blocks, (one,))
 
 
 def gemm2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, latent: int) -> Work:
@@ -86,13 +86,7 @@ def gemm2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: i
     (w2,) = weights
     experts = _num_experts(distinct_milli)
     one = _pass(w2, rows * top_k / experts, experts * -(-latent // TILE_OUTPUTS), num_address_loads=2)
-    return _work(one.num_blocks, (one,), bytes_in_flight=_public_in_flight(w2))
-
-
-def _public_in_flight(weight: Weight) -> int:
-    """The ring, or one tile of 128 outputs where that is less; two of the smallest always."""
-    tile_bytes = int(TILE_OUTPUTS * weight.depth * BITS_PER_WEIGHT / 8)
-    return min(PUBLIC_BYTES_IN_FLIGHT, max(16 * 1024, tile_bytes))
+    return _work(one.num_blocks, (one,))
 
 
 def block(
@@ -108,15 +102,15 @@ def block(
 ) -> Work:
     """Selection (unless ``selects`` is 0), both matrices and the weighted sum in the latent, one launch.
 
-    After the barrier the second matrix fills its pipeline and loads its scales anew, as the public kernel does:
-    3.6 us from barrier to end for 7.8 MB on GB200 (k3opt design plan, 2026-09).
+    As the public kernel divides its time at one row on GB200 (k3opt design plan, 2026-09): first matrix 7.63 us, barrier
+    2.05, then 0.72 until the hidden vectors are there and 2.86 for the second matrix, whose scales are loaded before.
     """
     w13, w2 = weights
     chosen = _num_experts(distinct_milli)
     rows_per_expert = rows * top_k / chosen
     passes: tuple[Pass, ...] = (
         _pass(w13, rows_per_expert, chosen * -(-2 * width // TILE_OUTPUTS), barrier=Barrier.GRID),
-        _pass(w2, rows_per_expert, chosen * -(-latent // TILE_OUTPUTS)),
+        _pass(w2, rows_per_expert, chosen * -(-latent // TILE_OUTPUTS), num_tensor_core_setups=1),
     )
     if selects:
         passes = (selection(experts=experts, latent=latent, num_quantise_reductions=1), *passes)
