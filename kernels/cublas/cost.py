@@ -30,18 +30,17 @@ TOKEN_TILE = 16
 
 
 def gemm(weights: Sequence[Weight], *, rows: int) -> Work:
-    """``[rows, K] x [N, K]`` in bf16, one matrix."""
-    (one,) = weights
-    return _work(one, rows=rows, num_outputs=one.num_outputs, depth=one.depth)
+    """``[rows, K] x [N, K]`` in bf16, one matrix, or several stacked to one."""
+    return _work(weights, rows=rows)
 
 
 def batched_gemm(weights: Sequence[Weight], *, rows: int) -> Work:
     """One small matrix a head: absorption of W_UK, or lift by W_UV."""
-    (one,) = weights
-    return _work(one, rows=rows, num_outputs=one.num_outputs, depth=one.depth)
+    return _work(weights, rows=rows)
 
 
-def _work(one: Weight, *, rows: int, num_outputs: int, depth: int) -> Work:
+def _work(weights: Sequence[Weight], *, rows: int) -> Work:
+    num_outputs, depth = sum(one.num_outputs for one in weights), weights[0].depth
     num_tiles = -(-num_outputs // TILE_OUTPUTS)
     num_parts = 1
     if depth >= MIN_SPLIT_DEPTH:
@@ -51,7 +50,7 @@ def _work(one: Weight, *, rows: int, num_outputs: int, depth: int) -> Work:
     multiply = Pass(
         num_dependent_loads=1,
         activation_bytes_per_block=rows * depth * BF16_BYTES // num_parts,
-        reads=(Read(region=one.region, num_bytes=one.num_bytes),),
+        reads=tuple(Read(region=one.region, num_bytes=one.num_bytes) for one in weights),
         flops=2.0 * max(rows, TOKEN_TILE) * num_outputs * depth,
         unit=Unit.BF16,
         num_tensor_core_setups=SETUPS_OF_A_SPLIT if splits else 1,

@@ -51,6 +51,8 @@ def _row(stage: str, operator: str, shape: Mapping[str, int | str], **columns: A
 EARLY: dict[str, Any] = {"launch": "pdl", "trigger": "start"}
 # The public kernels with early PDL trigger: after the main loop.
 PUBLIC: dict[str, Any] = {"launch": "pdl", "trigger": "stream"}
+# Beside the main stream, from the input of the feed-forward part on.
+ASIDE: dict[str, Any] = {"stream": "aux", "after": ("attn_res.ffn",)}
 
 START_ROWS = (
     # Input preparation runs op by op before the graph: about 19 launches on vLLM's V2 runner, inferred from
@@ -64,11 +66,24 @@ START_ROWS = (
          trigger="start", after=("host.inputs",)),
 )
 
+# Up to how many rows the public low-batch products are GEMVs. Beyond, the build leaves them to cuBLAS, split over K with
+# a launch that adds up (k3opt README: "cuBLAS split-K + reduce" at 3 to 16 rows, the ladder's PLANS).
+GEMV_ROWS = 2
+
+
+def _low_batch(stage: str, *weights: str, early: Mapping[str, Any], late: Mapping[str, Any] | None = None) -> tuple[Row, ...]:
+    """A product of the low-batch kernels: a ring that is filled before the wait, or cuBLAS's from three rows on."""
+    return (
+        _row(stage, "skinny_gemv.ring", ROWS, weights=weights, on=(BATCH,), max_rows=GEMV_ROWS, **early),
+        _row(stage, "cublas.gemm", ROWS, weights=weights, on=(BATCH,), min_rows=GEMV_ROWS + 1, **(late or {})),
+    )
+
+
 KDA_ROWS = (
     _row("attn_res.mixer", "attn_res.single_block", MIX, off=(REDUCE,)),
     _row("attn_res.mixer", "attn_res.consume", SHARDS, on=(REDUCE,), receives=("residual",), **EARLY),
     _row("kda.in_proj", "skinny_gemv.column_pair", ROWS, weights=("kda.in_proj",), off=(BATCH,), **PUBLIC),
-    _row("kda.in_proj", "skinny_gemv.ring", ROWS, weights=("kda.in_proj",), on=(BATCH,), **EARLY),
+    *_low_batch("kda.in_proj", "kda.in_proj", early=EARLY),
     _row("attn_res.snapshots", "attn_res.snapshot_sums", MIX, on=(REDUCE,), stream="aux", after=("attn_res.mixer",)),
     _row("kda.f_b", "skinny_gemv.column_pair", ROWS, weights=("kda.f_b",), off=(BATCH,), launch="pdl"),
     _row("kda.decode", "kda_decode.per_head", KDA_STATE, off=(BATCH,), needs="many kda heads", **PUBLIC),
@@ -95,7 +110,7 @@ MLA_ROWS = (
     _row("mla.gate", "skinny_gemv.column_pair", ROWS, weights=("mla.gate",), off=(BATCH,), stream="aux",
          after=("attn_res.mixer",)),
     _row("mla.qkv_a", "skinny_gemv.column_pair", ROWS, weights=("mla.qkv_a",), off=(BATCH,), **PUBLIC),
-    _row("mla.qkv_a_gate", "skinny_gemv.ring", ROWS, weights=("mla.qkv_a", "mla.gate"), on=(BATCH,), **EARLY),
+    *_low_batch("mla.qkv_a_gate", "mla.qkv_a", "mla.gate", early=EARLY),
     _row("attn_res.snapshots", "attn_res.snapshot_sums", MIX, on=(REDUCE,), stream="aux", after=("attn_res.mixer",)),
     _row("mla.norms", "unfused.norm", {"rows": "rows", "width": 2048}, off=(BATCH,)),
     _row("mla.q_b", "skinny_gemv.column_pair", ROWS, weights=("mla.q_b",), off=(BATCH,), **PUBLIC),
@@ -136,7 +151,7 @@ BEFORE_FFN = (
 DENSE_ROWS = (
     *BEFORE_FFN,
     _row("dense.gate_up", "skinny_gemv.column_pair", ROWS, weights=("dense.gate_up",), off=(BATCH,), **PUBLIC),
-    _row("dense.gate_up", "skinny_gemv.ring", ROWS, weights=("dense.gate_up",), on=(BATCH,), **EARLY),
+    *_low_batch("dense.gate_up", "dense.gate_up", early=EARLY),
     _row("dense.situ", "unfused.elementwise", {"rows": "rows", "width": "dense_width"}, off=(BATCH,)),
     _row("dense.down", "skinny_gemv.column_pair", ROWS, weights=("dense.down",), off=(REDUCE,), **PUBLIC),
     _row("dense.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(REDUCE,), launch="pdl",
@@ -221,12 +236,10 @@ MOE_ROWS = (
          stream="aux", after=("attn_res.ffn",)),
     _row("moe.shared_situ", "unfused.elementwise", {"rows": "rows", "width": "shared_width"}, off=(BATCH,),
          stream="aux"),
-    _row("moe.shared_gate_up", "skinny_gemv.ring", ROWS, weights=("moe.shared_gate_up",), on=(BATCH,),
-         stream="aux", after=("attn_res.ffn",), trigger="start"),
+    *_low_batch("moe.shared_gate_up", "moe.shared_gate_up", early={**ASIDE, "trigger": "start"}, late=ASIDE),
     _row("moe.shared_down", "skinny_gemv.column_pair", ROWS, weights=("moe.shared_down",), off=(BATCH,),
          stream="aux", launch="pdl"),
-    _row("moe.shared_down", "skinny_gemv.ring", ROWS, weights=("moe.shared_down",), on=(BATCH,), stream="aux",
-         launch="pdl"),
+    *_low_batch("moe.shared_down", "moe.shared_down", early={"stream": "aux", "launch": "pdl"}, late={"stream": "aux"}),
     # Selection and quantisation as separate kernels, and the grouped launches of the experts.
     *_grouped_experts(off=(BATCH,)),
     *_grouped_experts(on=(BATCH,), min_rows=BLOCK_ROWS + 1),
