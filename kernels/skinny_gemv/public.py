@@ -3,7 +3,7 @@
 Two forms. ``column_pair`` is the public low-latency GEMV: a block of 224 threads owns two outputs, weights go
 straight to registers, nothing is loaded before the dependency wait (vllm-project/vllm 47712, 53534).
 ``ring`` keeps a shared-memory ring per block that is filled before the dependency wait, and splits K over a
-cluster where the outputs alone cannot occupy the chip.
+cluster where the outputs alone cannot occupy the chip and the rings do not hold the matrix.
 
 Beyond ``MAX_CUDA_CORE_ROWS`` rows fp32 FMAs cost more than the stream: ``ring`` uses tensor cores, ``column_pair``
 leaves the product to cuBLAS.
@@ -96,7 +96,10 @@ def ring(weights: Sequence[Weight], *, rows: int, sent_bytes_per_peer: int = 0) 
     num_outputs = sum(one.num_outputs for one in weights)
     outputs_per_block = 8 if num_outputs >= 8 * SPLIT_TARGET_BLOCKS else 4
     num_blocks = -(-num_outputs // outputs_per_block)
-    split = max(1, -(-SPLIT_TARGET_BLOCKS // num_blocks))
+    # A matrix that the rings hold whole is there before the wait however few blocks it has: a barrier would only cost
+    # (up-projection of the tail with its push: 1.7 us on GB200, k3opt design plan 2026-09).
+    held = sum(one.num_bytes for one in weights) <= num_blocks * RING_BYTES
+    split = 1 if held else max(1, -(-SPLIT_TARGET_BLOCKS // num_blocks))
     return Work(
         num_blocks=num_blocks * split,
         threads_per_block=256,
