@@ -277,6 +277,7 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
         ((), {"rows": 4, "heads": 6, "head_dim": 128}, 0),
     ),
     "unfused.norm": (((), {"rows": 1, "width": H}, 14_336), ((), {"rows": 4, "width": 2048}, 4096)),
+    "unfused.pack": (((), {"rows": 1}, 0), ((), {"rows": 64}, 0)),
     "unfused.permutation": (((), {"rows": 1, "experts": 896}, 0), ((), {"rows": 64, "experts": 896}, 0)),
     "unfused.poll": (((), {"rows": 1, "width": H}, 0), ((), {"rows": 4, "width": 163_840}, 0)),
     "unfused.quantise": (((), {"rows": 1, "width": L}, 0), ((), {"rows": 4, "width": L}, 0)),

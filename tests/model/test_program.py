@@ -111,7 +111,7 @@ def test_launches_of_stock_at_tp8() -> None:
     kinds = Counter(layer_kind(K3, layer) for layer in range(93))
     assert kinds == {"kda+dense": 1, "kda+moe": 68, "mla+moe": 24}
     # vLLM's kernels as counted in public sources: 19 and 25 a layer, 11 in layer 0, 6 around the layers. Here the
-    # public routing is three kernels (selection, permutation, indices), hence two more in each of 92 layers, and what
+    # public routing is three kernels (selection, packing, indices), hence two more in each of 92 layers, and what
     # the host launches before and after the graph counts as one call each. SGLang's graph was counted at 2,211
     # launches, with its context-parallel exchanges (xiaguan/kern-k3-pp-prefill, 2026-10).
     assert {len(stages(one, layer)) for layer in range(1, 93) if K3.mixer(layer) == "kda"} == {19 + 2}
