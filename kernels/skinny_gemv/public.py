@@ -82,6 +82,43 @@ def column_pair(weights: Sequence[Weight], *, rows: int) -> Work:
     )
 
 
+TINYGEMM_OUTPUTS, TINYGEMM_ROWS = 16, 8  # of a block
+TINYGEMM_SLOTS, TINYGEMM_SLOT_DEPTH = 16, 256  # of its ring
+
+
+def tinygemm(weights: Sequence[Weight], *, rows: int) -> Work:
+    """FlashInfer's ``tinygemm2`` (2026-09): 16 outputs and eight rows a block, no split over K.
+
+    Four warps take every fourth slot of a ring of 128 KB of weights, which is filled before the wait; the input comes
+    slot by slot beside it. The sums of the warps are added up at the end.
+    """
+    num_outputs, depth = sum(one.num_outputs for one in weights), weights[0].depth
+    slot_bytes = TINYGEMM_OUTPUTS * TINYGEMM_SLOT_DEPTH * BF16_BYTES
+    input_bytes = min(rows, TINYGEMM_ROWS) * depth * BF16_BYTES
+    slots = -(-depth // TINYGEMM_SLOT_DEPTH)
+    return Work(
+        num_blocks=-(-num_outputs // TINYGEMM_OUTPUTS) * -(-rows // TINYGEMM_ROWS),
+        threads_per_block=384,
+        smem_bytes_per_block=TINYGEMM_SLOTS * slot_bytes * 3 // 2,
+        bytes_in_flight_per_block=TINYGEMM_SLOTS * slot_bytes,
+        ring_slots=TINYGEMM_SLOTS,
+        max_blocks_per_sm=1,
+        registers_per_thread=168,  # at most, by its launch bounds
+        passes=(
+            Pass(
+                num_dependent_loads=1,
+                activation_bytes_per_block=input_bytes // slots,
+                streamed_activation_bytes_per_block=input_bytes - input_bytes // slots,
+                reads=reads(weights, early=True),
+                flops=2.0 * TINYGEMM_ROWS * -(-rows // TINYGEMM_ROWS) * num_outputs * depth,
+                unit=Unit.BF16,
+                num_dependent_mmas=-(-slots // 4) * TINYGEMM_SLOT_DEPTH // 16,
+                num_block_reductions=1,
+            ),
+        ),
+    )
+
+
 def low_latency(weights: Sequence[Weight], *, rows: int) -> Work:
     """The fastest public kernel for the shape, weights read after the wait: ``column_pair``, or split-K tiles."""
     if not _on_cuda_cores(weights, rows):

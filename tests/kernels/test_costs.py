@@ -131,6 +131,7 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
         ((), {"rows": 4, "hidden": H, "slots": 16}, 43_008),
     ),
     "proj_allreduce.produce_whole": (((O_PROJ8,), {"rows": 1}, 22_020_096), ((O_PROJ16,), {"rows": 4}, 11_010_048)),
+    "skinny_gemv.tinygemm": (((IN_PROJ8,), {"rows": 1}, 90_144_768), ((bf16(896, H),), {"rows": 12}, 12_845_056)),
     "skinny_gemv.tiled": (
         ((IN_PROJ8,), {"rows": 1}, 90_144_768),
         ((bf16(2112, H), bf16(768, H)), {"rows": 4}, 30_277_632 + 11_010_048),
