@@ -17,9 +17,9 @@ from k3sim.model.program import Weight
 
 TILE_OUTPUTS = 128
 TASK_TILE_OUTPUTS = 32
-# Ring of the public launches, from the slope of their public timings over rows (AIConfigurator tables 2026-08, GB300 and
-# GB200): 6.5 TB/s where an expert is whole. A block fills it for one tile at a time (``load_pipeline.py``), so that the
-# short rows of a sliced second matrix leave it half empty: 4.8 TB/s at 256 of depth.
+# Ring of the public launches, from the slope of their public timings over rows (AIConfigurator tables 2026-08, GB300
+# and GB200): 6.5 TB/s where an expert is whole. A block fills it for one tile at a time (``load_pipeline.py``), so that
+# the short rows of a sliced second matrix leave it half empty: 4.8 TB/s at 256 of depth.
 PUBLIC_BYTES_IN_FLIGHT = 48 * 1024
 # In series before the first product of a block-scaled MMA: scales of the weights and of the rows, each through shared
 # memory into tensor memory, and the pipeline's fill; a bf16 product has the last alone. From the same tables.
@@ -102,8 +102,9 @@ def block(
 ) -> Work:
     """Selection (unless ``selects`` is 0), both matrices and the weighted sum in the latent, one launch.
 
-    As the public kernel divides its time at one row on GB200 (k3opt design plan, 2026-09): first matrix 7.63 us, barrier
-    2.05, then 0.72 until the hidden vectors are there and 2.86 for the second matrix, whose scales are loaded before.
+    As the public kernel divides its time at one row on GB200 (k3opt design plan, 2026-09): first matrix 7.63 us,
+    barrier 2.05, then 0.72 until the hidden vectors are there and 2.86 for the second matrix, whose scales are loaded
+    before.
     """
     w13, w2 = weights
     chosen = _num_experts(distinct_milli)

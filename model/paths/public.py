@@ -66,12 +66,14 @@ START_ROWS = (
          trigger="start", after=("host.inputs",)),
 )
 
-# Up to how many rows the public low-batch products are GEMVs. Beyond, the build leaves them to cuBLAS, split over K with
-# a launch that adds up (k3opt README: "cuBLAS split-K + reduce" at 3 to 16 rows, the ladder's PLANS).
+# Up to how many rows the public low-batch products are GEMVs. Beyond, the build leaves them to cuBLAS, split over K
+# with a launch that adds up (k3opt README: "cuBLAS split-K + reduce" at 3 to 16 rows, the ladder's PLANS).
 GEMV_ROWS = 2
 
 
-def _low_batch(stage: str, *weights: str, early: Mapping[str, Any], late: Mapping[str, Any] | None = None) -> tuple[Row, ...]:
+def _low_batch(
+    stage: str, *weights: str, early: Mapping[str, Any], late: Mapping[str, Any] | None = None
+) -> tuple[Row, ...]:
     """A product of the low-batch kernels: a ring that is filled before the wait, or cuBLAS's from three rows on."""
     return (
         _row(stage, "skinny_gemv.ring", ROWS, weights=weights, on=(BATCH,), max_rows=GEMV_ROWS, **early),
