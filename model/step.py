@@ -89,6 +89,10 @@ class Path:
     unpadded_rows: int = 0  # up to how many rows the expert kernels take a slice as it is
     kernel_set: str = "public"
 
+    def __hash__(self) -> int:
+        """Of what tells paths apart in nearly all cases; tables are compared where that is equal."""
+        return hash((self.name, self.switches, self.unpadded_rows, self.kernel_set))
+
     @property
     def switch_names(self) -> tuple[str, ...]:
         """What is on, in the order of the switches."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from k3sim.kernels.costs import work_of
 from k3sim.model.paths import SWITCHES, find_path
@@ -24,13 +24,26 @@ from k3sim.sim.units import total
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """One path's step. ``timeline`` is as simulated, with fewer layers when folded; ``full`` has all of them."""
+    """One path's step. ``timeline`` is as simulated, with fewer layers when folded; ``full`` has all of them.
+
+    What is not asked for is not worked out: a draw of an interval is asked for its step alone.
+    """
 
     question: Question
+    program: Program
+    fold: Fold | None
     timeline: Timeline
     cells: tuple[Cell, ...]
-    segments: tuple[Segment, ...]
-    moved_bytes: int  # HBM bytes of one rank and step when L2 holds nothing
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The critical path of ``timeline``."""
+        return tuple(critical_path(self.timeline))
+
+    @cached_property
+    def moved_bytes(self) -> int:
+        """HBM bytes of one rank and step when L2 holds nothing."""
+        return _moved_bytes(self.program, self.fold)
 
     @property
     def path(self) -> Path:
@@ -106,6 +119,10 @@ class Prediction:
         return [(stage, part, duration_ps / PS_PER_US) for (stage, part), duration_ps in ordered]
 
 
+#: Kept, as the draws of a question differ by their machine alone.
+_kept_program = lru_cache(maxsize=16)(build_program)
+
+
 def program_of(question: Question) -> tuple[Program, Fold | None]:
     """The calls of the step that is simulated, and which layers stand for which where alike ones are left out."""
     path = question.path
@@ -113,7 +130,7 @@ def program_of(question: Question) -> tuple[Program, Fold | None]:
     fold: Fold | None = None
     if question.folded and question.skew is not Skew.SAMPLED:
         fold = fold_layers(question.architecture)
-    program = build_program(
+    program = _kept_program(
         question.architecture,
         layout,
         question.workload,
@@ -130,10 +147,10 @@ def predict(question: Question) -> Prediction:
     timeline = simulate(program, question.machine, skew=question.skew, seed=question.seed)
     return Prediction(
         question=question,
+        program=program,
+        fold=fold,
         timeline=timeline,
         cells=tuple(cells(timeline, fold)),
-        segments=tuple(critical_path(timeline)),
-        moved_bytes=_moved_bytes(program, fold),
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from k3sim.model.architecture import Architecture
 from k3sim.sim.timeline.timeline import Counter, KernelRun, Span, Timeline
@@ -41,6 +42,7 @@ class Fold:
     representative: tuple[int, ...]
 
 
+@lru_cache(maxsize=16)
 def fold_layers(architecture: Architecture) -> Fold:
     """The distinct layers of an architecture, in an order that keeps each one's neighbours."""
     last = architecture.num_layers - 1
