@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from k3sim.sim.timeline.timeline import PS_PER_US, Timeline
 class StageRow:
     """Kernels of one stage on each side: how many, and their microseconds together (0 where it does not run).
 
-    ``path_us`` of a side is what the stage holds of the critical path. Unlike their times, in which kernels that run
-    beside each other count twice and early ones wait, those add up to the step.
+    ``path_us`` of a side is what the stage holds of the critical path, of a prediction beside a measured step by starts
+    and ends as well: a measured kernel that begins on few SMs and waits for more shows as running. Unlike their times,
+    in which kernels that run beside each other count twice and early ones wait, those add up to the step.
     """
 
     stage: str
@@ -116,6 +117,7 @@ def compare_files(before: str, after: str) -> StageComparison:
     documents = [read_document(path) for path in (before, after)]
     notes: list[str] = []
     sides = [_side(one, path, notes) for one, path in zip(documents, (before, after), strict=True)]
+    start_end = _by_starts_and_ends(documents, (before, after), sides, notes)
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0, 0.0, 0.0])
     for number, side in enumerate(sides):
         for run in side.timeline.of_rank(side.timeline.critical_rank):
@@ -135,14 +137,6 @@ def compare_files(before: str, after: str) -> StageComparison:
         )
         for stage, one in totals.items()
     ]
-    measured = [document.get("measured") is True for document in documents]
-    start_end: list[Mapping[str, float] | None] = [None, None]
-    if measured[0] != measured[1] and all(side.waits_us is not None for side in sides):
-        predicted = measured.index(False)
-        try:
-            start_end[predicted] = as_if_measured(documents[predicted], (before, after)[predicted])
-        except UserError as error:
-            notes.append(f"parts of the two are not by one rule: {error}")
     by_path = all(side.path_us for side in sides)
     return StageComparison(
         before=labels[0],
@@ -169,6 +163,24 @@ class _Side:
     path_us: tuple[tuple[str, float], ...] = ()
 
 
+def _by_starts_and_ends(
+    documents: Sequence[Mapping[str, Any]], names: Sequence[str], sides: list[_Side], notes: list[str]
+) -> list[Mapping[str, float] | None]:
+    """Of a prediction beside a measured step, its parts by the rule for measured ones; its side gets the path by it."""
+    found: list[Mapping[str, float] | None] = [None, None]
+    measured = [document.get("measured") is True for document in documents]
+    if measured[0] != measured[1] and all(side.waits_us is not None for side in sides):
+        predicted = measured.index(False)
+        try:
+            ruled = as_if_measured(documents[predicted], names[predicted])
+        except UserError as error:
+            notes.append(f"parts of the two are not by one rule: {error}")
+        else:
+            found[predicted] = ruled["waits_us"]
+            sides[predicted] = replace(sides[predicted], path_us=_path_of(ruled))
+    return found
+
+
 def _side(document: Mapping[str, Any], name: str, notes: list[str]) -> _Side:
     timeline = timeline_of(document)
     if document.get("measured") is True:
@@ -180,5 +192,8 @@ def _side(document: Mapping[str, Any], name: str, notes: list[str]) -> _Side:
     elif "waits_us" not in document:
         notes.append(f"no parts: {name} has none")
         return _Side(timeline=timeline)
-    waits_us, path = document["waits_us"], document.get("critical_path", [])
-    return _Side(timeline=timeline, waits_us=waits_us, path_us=tuple((row["stage"], row["us"]) for row in path))
+    return _Side(timeline=timeline, waits_us=document["waits_us"], path_us=_path_of(document))
+
+
+def _path_of(document: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    return tuple((row["stage"], row["us"]) for row in document.get("critical_path", []))

@@ -19,7 +19,7 @@ from k3sim.model.program import Call
 from k3sim.sim.components.instruction_cache import UNKNOWN, InstructionCache, LaunchedCode
 from k3sim.sim.machine import describe
 from k3sim.sim.predict import Prediction, program_of
-from k3sim.sim.timeline.critical_path import Part, Segment, cut
+from k3sim.sim.timeline.critical_path import PART_OF_PHASE, Part, Segment, cut
 from k3sim.sim.timeline.timeline import PS_PER_US, KernelRun, Phase, Span
 
 Weights = dict[str, float]  # name of a machine value -> seconds that it adds to a span
@@ -106,7 +106,7 @@ class _Pricing:
         kernel = self._kernels.get(segment.kernel)
         if kernel is None or kernel.work is None:
             return self._host(kernel)
-        span = _span_at(kernel.run.spans, (segment.start_ps + segment.end_ps) // 2)
+        span = _span_of(kernel.run, segment)
         if segment.part is Part.SLOWER_PEER:
             return {"rank_skew_relative_sd": 1.0}
         if segment.part is Part.NVLINK and (span is None or span.phase not in (Phase.SEND, Phase.POLL)):
@@ -215,6 +215,16 @@ def _sum(many: Iterable[Weights]) -> Weights:
         for name, seconds in weights.items():
             totals[name] = totals.get(name, 0.0) + seconds
     return totals
+
+
+def _span_of(run: KernelRun, segment: Segment) -> Span | None:
+    """The span of a kernel that a segment is: of its own, or of a later wave that the path goes through."""
+    time_ps = (segment.start_ps + segment.end_ps) // 2
+    own = _span_at(run.spans, time_ps)
+    if own is None or PART_OF_PHASE.get(own.phase) is not segment.part:
+        of_waves = (_span_at(wave.spans, time_ps) for wave in run.waves)
+        return next((one for one in of_waves if one and PART_OF_PHASE.get(one.phase) is segment.part), own)
+    return own
 
 
 def _span_at(spans: list[Span], time_ps: int) -> Span | None:

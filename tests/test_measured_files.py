@@ -123,6 +123,10 @@ def test_compared_files_have_parts_by_one_rule(work: Path, capsys: Capture) -> N
     # Stages hold the whole path of each side.
     for side, total in (("before", sum(before["waits_us"].values())), ("after", after["step_us"])):
         assert sum(row[f"{side}_path_us"] for row in document["stages"]) == pytest.approx(total)
+    # By one rule as well: blocks that run while others wait for SMs hide what the experts hold, on both sides.
+    path_us = {row["stage"]: (row["before_path_us"], row["after_path_us"]) for row in document["stages"]}
+    own = {row["stage"] for row in json.loads(Path("predicted/timeline.json").read_text())["critical_path"]}
+    assert "moe.experts" in own and max(path_us["moe.experts"]) < 50 < min(path_us["moe.shared_gate_up"])
     assert run("compare", str(STORED), "predicted/timeline.json") == 0
     text = capsys.readouterr().out
     for word in ("NVLink flight", "exchange", "by starts and ends", "sum of the parts", "on path"):
@@ -166,6 +170,8 @@ def change_stage(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (change("notes", 5), "notes is 5, accepted: a list of texts"),
         (change("machine_values", [{"field": "num_sms"}, 16]), "machine_values[1] is 16, accepted: an object"),
         (change("waits_us", {"magic": 1}), 'waits_us has part "magic", accepted: '),
+        (change("waits_us", {"reduction_barrier": 1}), "which is called barrier now; predict it again"),
+        (change("critical_path", [{"stage": "a", "part": "side_stream", "us": 1}]), "of the kernels that held the SMs"),
         (change_stage("rank", 1), "stages has kernels of 2 ranks"),
         (change_stage("layer", 2**64), "stages[5].layer is 18446744073709551616, accepted"),
         (change_stage("stage", "\ud800"), 'stages[5].stage is "\\ud800", half a surrogate pair'),

@@ -49,8 +49,8 @@ def _with_calls(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     return stage_rows(timeline, facts_of(program, num_sms))
 
 
-def as_if_measured(document: Mapping[str, Any], name: str) -> dict[str, float]:
-    """Parts of a predicted step by starts and ends alone, as those of a measured one.
+def as_if_measured(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Parts and critical path of a predicted step by starts and ends alone, as those of a measured one.
 
     A predicted kernel starts when it is handed to the GPU, so its launch is within it and not in *launch*. Raises
     UserError where the document is not a prediction for one rank of the project's own kernels as they are now.
@@ -65,7 +65,7 @@ def as_if_measured(document: Mapping[str, Any], name: str) -> dict[str, float]:
         "layers": max((run.layer for run in timeline_of(document).kernels), default=0),
     }
     _, timeline = measured_step(posed, name)
-    return waits_document(timeline)["waits_us"]  # type: ignore[no-any-return]
+    return waits_document(timeline)
 
 
 def _program_of(document: Mapping[str, Any], name: str) -> Program:

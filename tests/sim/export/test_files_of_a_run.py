@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from browser import open_in_browser
 from trace_slices import read_slices
 
 import k3sim
+from k3sim.commands.timeline import print_report
+from k3sim.sim.export import sections
+from k3sim.sim.timeline.critical_path import Part
 from k3sim.sim.timeline.timeline import PS_PER_US
 
 
@@ -56,3 +60,24 @@ def test_every_switch_is_told_by_what_it_changed(document: dict[str, Any]) -> No
         before = entry["step_us"]
     for entry in document["switches_removed"]:
         assert sum(entry["waits_delta_us"].values()) == pytest.approx(entry["cost_us"], abs=1e-6)
+
+
+def test_page_and_table_divide_the_step_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    """Latency inside kernels stands by its causes, and each column adds up, on the page and in the terminal."""
+    report = k3sim.predict(machine="h200", kernels="own", concurrency=2)
+    waits_us = report.to_dict()["waits_us"]
+    causes = {"instruction_issue", "l2_round_trips", "block_reduction", "selection_rounds", "barrier"}
+    assert causes <= set(waits_us) and sum(waits_us.values()) == pytest.approx(report.main.step_us)
+    shown = {part.word: f"{waits_us[part.value]:,.1f}" for part in Part if part.value in waits_us}
+
+    rows = re.findall(r"<tr>(.*?)</tr>", sections.waits(report.html_data()))
+    cells = [[re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<td.*?</td>", row)] for row in rows]
+    page = {row[0]: row[1] for row in cells if row}
+    assert {word: us for word, us in page.items() if us != "–"} == shown
+
+    print_report(report, {})
+    lines = capsys.readouterr().out.split("where the step goes (us)")[1].split("\n\n")[0].splitlines()[1:]
+    told = {re.split(r"  +", line)[0].removeprefix("wait: "): re.split(r"  +", line)[1] for line in lines}
+    assert told.pop("step") == f"{report.main.step_us:,.1f}"
+    assert {word: us for word, us in told.items() if us != "0.0"} == shown
+    assert sum(float(us.replace(",", "")) for us in told.values()) == pytest.approx(report.main.step_us, abs=1)
