@@ -88,6 +88,7 @@ class Pass:
     streamed_activation_bytes_per_block: int = 0  # further ones, which come slot by slot with what is read
     activation_form: ActivationForm = ActivationForm.COALESCED
     reads: tuple[Read, ...] = ()
+    fill_bytes: int = 0  # of a tile, for which a block fills its ring at a time; 0: the ring is full all along
     written_bytes: int = 0  # state and cache written back to HBM
     flops: float = 0.0
     unit: Unit = Unit.CUDA_CORE

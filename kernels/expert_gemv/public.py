@@ -18,9 +18,11 @@ from k3sim.model.program import Weight
 TILE_OUTPUTS = 128
 TASK_TILE_OUTPUTS = 32
 # Ring of the public launches, from the slope of their public timings over rows (AIConfigurator tables 2026-08, GB300
-# and GB200): 6.5 TB/s where an expert is whole. A block fills it for one tile at a time (``load_pipeline.py``), so that
-# the short rows of a sliced second matrix leave it half empty: 4.8 TB/s at 256 of depth.
+# and GB200): 6.5 TB/s where an expert is whole. A block fills it for one tile at a time, for two where they are shorter
+# than 8 KB, so that the short rows of a sliced second matrix leave it half empty: 4.8 TB/s at 256 of depth.
 PUBLIC_BYTES_IN_FLIGHT = 48 * 1024
+SHORTEST_FILL_BYTES = 16 * 1024
+TASK_BYTES_IN_FLIGHT = 96 * 1024  # a persistent program owns nearly all shared memory
 # In series before the first product of a block-scaled MMA: scales of the weights and of the rows, each through shared
 # memory into tensor memory, and the pipeline's fill; a bf16 product has the last alone. From the same tables.
 BLOCK_SCALED_SETUPS = 3
@@ -35,13 +37,16 @@ def _pass(
     barrier: Barrier = Barrier.NONE,
     num_address_loads: int = 1,
     num_tensor_core_setups: int = BLOCK_SCALED_SETUPS,
+    fills_tile_by_tile: bool = True,
 ) -> Pass:
     num_weights = weight.num_bytes * 8 / BITS_PER_WEIGHT
+    tile_bytes = int(TILE_OUTPUTS * weight.depth * BITS_PER_WEIGHT / 8)
     num_blocks = min(num_tiles, MAX_BLOCKS)
     return Pass(
         num_blocks=num_blocks,
         num_address_loads=num_address_loads,
         reads=(Read(region=weight.region, num_bytes=weight.num_bytes, early=early),),
+        fill_bytes=max(SHORTEST_FILL_BYTES, tile_bytes) if fills_tile_by_tile else 0,
         # Token tile of 16 on the tensor cores, whatever the rows an expert gets.
         flops=2.0 * max(16.0, rows_per_expert) * num_weights,
         unit=Unit.FP4,
@@ -129,8 +134,8 @@ def task1(
     (w13,) = weights
     chosen = _num_experts(distinct_milli)
     tiles = chosen * -(-2 * width // TASK_TILE_OUTPUTS)
-    multiply = _pass(w13, rows * top_k / chosen, tiles, num_tensor_core_setups=0)
-    return _work(MAX_BLOCKS, (selection(experts=experts, latent=latent, num_quantise_reductions=1), multiply))
+    select = selection(experts=experts, latent=latent, num_quantise_reductions=1)
+    return _task(select, _task_pass(w13, rows * top_k / chosen, tiles))
 
 
 def task2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, latent: int) -> Work:
@@ -138,4 +143,14 @@ def task2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: i
     (w2,) = weights
     experts = _num_experts(distinct_milli)
     tiles = experts * -(-latent // TILE_OUTPUTS)
-    return _work(MAX_BLOCKS, (_pass(w2, rows * top_k / experts, tiles, early=True, num_tensor_core_setups=0),))
+    return _task(_task_pass(w2, rows * top_k / experts, tiles, early=True))
+
+
+def _task_pass(weight: Weight, rows_per_expert: float, num_tiles: int, *, early: bool = False) -> Pass:
+    return _pass(
+        weight, rows_per_expert, num_tiles, early=early, num_tensor_core_setups=0, fills_tile_by_tile=False
+    )
+
+
+def _task(*passes: Pass) -> Work:
+    return _work(MAX_BLOCKS, passes, bytes_in_flight=TASK_BYTES_IN_FLIGHT)

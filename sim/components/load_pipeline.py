@@ -3,7 +3,7 @@
 | Constraint | |
 | --- | --- |
 | bytes in flight of a block | at most ``bytes_in_flight_per_block``; early ``early_bytes_in_flight_per_block`` |
-| a ring that is filled for one tile after the other | the bytes of a tile, at least ``SHORTEST_FILL_BYTES`` |
+| a ring that is filled for one tile after the other | the bytes of a tile, ``Pass.fill_bytes`` |
 | loads into registers (``Work.register_loads``) | L1 of an SM over its blocks: a load has its place there on its way |
 | early reads, which need no predecessor | at most the bytes in flight of all resident blocks |
 | first bytes | ``hbm_latency`` after they were asked for; again for a pipeline that has drained |
@@ -24,9 +24,6 @@ from k3sim.sim.components.stream import Stream
 from k3sim.sim.components.wave import Wave
 from k3sim.sim.machine import Machine
 from k3sim.sim.units import picoseconds
-
-# Tiles shorter than this share the ring with the next one: two of 8 KB, the smallest that public launches load.
-SHORTEST_FILL_BYTES = 16 * 1024
 
 Pieces = list[tuple[Read, int]]  # a read and how many of its bytes
 
@@ -68,9 +65,8 @@ class LoadPipeline:
             blocks = min(blocks, started)
         resident = min(blocks, wave.resident_blocks if started is None else started)
         in_flight = self._in_flight_bytes(wave, resident, early=early)
-        if one.num_tile_epilogues:
-            tile_bytes = sum(read.num_bytes for read in one.reads) // (blocks * (one.num_tile_epilogues + 1))
-            in_flight = min(in_flight, max(SHORTEST_FILL_BYTES, tile_bytes))
+        if one.fill_bytes:
+            in_flight = min(in_flight, one.fill_bytes)
         limit = self._memory.limit(blocks, resident, in_flight, deep_prefetch=wave.work.deep_prefetch)
         return limit.at_pace(wave.pace)
 
