@@ -1,4 +1,4 @@
-"""How far a predicted step may be off because the machine's values are: seeded draws of a profile.
+"""How far a predicted step may be off: seeded draws of a profile's values, and of the errors of kernels.
 
 Each value of a profile has a ``low`` and a ``high``. A draw takes them as the 5th and the 95th percentile of a normal
 distribution of the value's logarithm with another width on each side, since a value is as a rule nearer to one end.
@@ -6,8 +6,10 @@ Values move independently of each other. Draws are stratified (one from each of 
 every value, in an order of its own), which makes the percentiles of few draws steady. All paths see the same draws, so
 what is common to two paths moves both.
 
-The interval of a step is thus that of the machine's values alone. What a cost function leaves out is not in it: whether
-measured steps lie inside is for ``k3sim calibrate --check`` to say.
+What cost functions leave out comes from kernels that were measured (``kernel_errors.py``): with every drawn machine go
+errors of kernels, drawn as well, each on the time that its stage has on the critical path. That is to first order: the
+path itself stays. Every interval that is shown anywhere is made here, and ``k3sim validate`` counts how many published
+results lie inside.
 """
 
 from __future__ import annotations
@@ -20,11 +22,13 @@ from typing import Any
 
 from k3sim.model.names import first_named
 from k3sim.sim.draws import NUM_DRAWS
+from k3sim.sim.kernel_errors import LEVEL, family_of, with_kernel_errors
 from k3sim.sim.machine import Machine
-from k3sim.sim.predict import Answer, predict
+from k3sim.sim.predict import Answer, Prediction, predict, program_of
 from k3sim.sim.question import Question
+from k3sim.sim.timeline.critical_path import Part, Segment, critical_path, cut
+from k3sim.sim.timeline.timeline import PS_PER_US
 
-LEVEL = 0.90
 _NORMAL = NormalDist()
 _EDGE = _NORMAL.inv_cdf((1 + LEVEL) / 2)  # low and high lie that many standard deviations out
 _FURTHEST = 2.5  # standard deviations: tails beyond are cut, the interval does not need them
@@ -78,15 +82,73 @@ def _consistent(machine: Machine) -> Machine:
 def drawn_steps_us(
     question: Question, *, num_draws: int = NUM_DRAWS, seed: int = 0, answer: Answer = predict
 ) -> list[float]:
-    """The predicted step, and then that of each drawn machine, in microseconds.
+    """The predicted step in microseconds, and then steps of drawn machines with drawn errors of kernels.
 
-    Sampled skew between ranks is replaced by its mean, so that draws differ by the machine's values alone. Paths see
-    the same machines in the same order: their steps can be divided draw by draw. ``answer``: what predicts, such as one
+    Sampled skew between ranks is replaced by its mean, so that draws differ by what is not known alone. Paths see
+    the same draws in the same order: their steps can be divided draw by draw. ``answer``: what predicts, such as one
     that also tells how far it is.
     """
     expected = question.expected()
     machines = (question.machine, *draw_machines(question.machine, num_draws, seed))
-    return [answer(replace(expected, machine=one)).step_us for one in machines]
+    families = families_of(expected)
+    steps_us, kernels = [], []
+    for one in machines:
+        prediction = answer(replace(expected, machine=one))
+        steps_us.append(prediction.step_us)
+        kernels.append(_kernels_of_step(prediction, families))
+    return with_kernel_errors(steps_us, kernels, question.machine.title, seed)
+
+
+def with_errors_of_step(predictions: Sequence[Prediction], seed: int) -> list[float]:
+    """The step of the first prediction, and those of the others, on drawn machines, with drawn errors of kernels."""
+    first = predictions[0]
+    families = families_of(first.question)
+    kernels = [_kernels_of_step(one, families) for one in predictions]
+    return with_kernel_errors([one.step_us for one in predictions], kernels, first.question.machine.title, seed)
+
+
+def with_errors_between(
+    predictions: Sequence[Prediction], between_ps: Sequence[tuple[int, int]], seed: int
+) -> list[float]:
+    """The same for the time between two points of each prediction's ``full`` timeline, in microseconds."""
+    first = predictions[0]
+    families = families_of(first.question)
+    values, kernels = [], []
+    for one, (start_ps, end_ps) in zip(predictions, between_ps, strict=True):
+        stages = {run.index: run.stage for run in one.full.kernels}
+        times: dict[tuple[str, str], float] = {}
+        for segment in cut(critical_path(one.full), start_ps, end_ps):
+            _add(times, families, stages.get(segment.kernel, ""), segment.part, _us(segment))
+        values.append((end_ps - start_ps) / PS_PER_US)
+        kernels.append(times)
+    return with_kernel_errors(values, kernels, first.question.machine.title, seed)
+
+
+def families_of(question: Question) -> dict[str, str]:
+    """Family of the kernel of each stage, those of the host left out."""
+    program, _ = program_of(question)
+    return {call.stage: family_of(call.operator) for call in program.calls if call.launch != "host"}
+
+
+def _kernels_of_step(prediction: Prediction, families: dict[str, str]) -> dict[tuple[str, str], float]:
+    """Microseconds of each stage on the critical path, by family and stage."""
+    times: dict[tuple[str, str], float] = {}
+    for stage, part, duration_us in prediction.contributions():
+        _add(times, families, stage, part, duration_us)
+    return times
+
+
+def _add(
+    times: dict[tuple[str, str], float], families: dict[str, str], stage: str, part: Part, duration_us: float
+) -> None:
+    """Count time of a stage; what waits for the host or a slower rank is no time of a kernel."""
+    if stage in families and part not in (Part.HOST, Part.SLOWER_PEER):
+        key = (families[stage], stage)
+        times[key] = times.get(key, 0.0) + duration_us
+
+
+def _us(segment: Segment) -> float:
+    return (segment.end_ps - segment.start_ps) / PS_PER_US
 
 
 def gain_interval(slower_us: Sequence[float], faster_us: Sequence[float]) -> tuple[float, float]:
@@ -98,7 +160,7 @@ def gain_interval(slower_us: Sequence[float], faster_us: Sequence[float]) -> tup
 def interval_around(predicted: float, draws: Sequence[float]) -> tuple[float, float]:
     """The middle 90 % of ``draws``, widened to hold the prediction.
 
-    Many values stand at the fast end of their interval, so that draws are slower than the prediction on the whole.
+    Some values stand near one end of their interval, so that draws may be slower than the prediction on the whole.
     """
     low, high = quantiles(sorted(draws))
     return min(low, predicted), max(high, predicted)

@@ -14,6 +14,7 @@ from k3sim.model.paths import find_path
 from k3sim.model.program import Call, Program, Weight
 from k3sim.sim.components.skew import Skew
 from k3sim.sim.engine import simulate
+from k3sim.sim.kernel_errors import family_of, with_kernel_errors
 from k3sim.sim.machine import Machine
 from k3sim.sim.timeline.timeline import PS_PER_US
 
@@ -62,6 +63,20 @@ def recorded_chain(loop: Mapping[str, Any]) -> tuple[ChainedKernel, ...]:
         )
         for kernel in loop["calls"]
     )
+
+
+def family_of_chain(kernels: Sequence[ChainedKernel]) -> str:
+    """The family of its last kernel: those before it prepare or send what that one needs."""
+    return family_of(kernels[-1].operator)
+
+
+def chain_with_errors(kernels: Sequence[ChainedKernel], values_us: Sequence[float], gpu: str, seed: int) -> list[float]:
+    """Rounds of a chain on a profile's machine and on machines drawn from it, with drawn errors of kernels.
+
+    ``gpu``: title of the machine.
+    """
+    whole = [{(family_of_chain(kernels), "chain"): one} for one in values_us]
+    return with_kernel_errors(values_us, whole, gpu, seed, in_chain=True)
 
 
 def chain_us(

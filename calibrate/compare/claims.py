@@ -2,7 +2,7 @@
 
 ``k3sim claims`` runs those of ``calibrate/evidence/claims``, or files of the reader's own. A figure is *inside* when
 the claimed value, or one that its words allow ("about", "close to"), lies in the middle 90 % of the prediction over
-drawn machine values, and *outside* otherwise. It is not judged while it needs what this version does not have
+draws of machine values and of errors of kernels, and *outside* otherwise. It is not judged while it needs what this version does not have
 (``CAPABILITIES``): then it says so, and is judged as soon as the check succeeds. The alternatives say on which path or
 layout the claim would hold.
 """
@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from k3sim.calibrate.compare.case import ComparedCase
-from k3sim.calibrate.compare.draws import NUM_DRAWS, predictions
+from k3sim.calibrate.compare.draws import NUM_DRAWS, steps_us
 from k3sim.calibrate.compare.jobs import run_jobs
 from k3sim.calibrate.evidence.scenarios import Figure, Scenario, Side
 from k3sim.sim.draws import check_draws
@@ -160,8 +160,8 @@ def _sides(scenario: Scenario) -> list[Side]:
 
 @lru_cache(maxsize=256)
 def _steps_us(command: str, num_draws: int, seed: int) -> tuple[float, ...]:
-    """Step with the profile as shipped, then with each drawn machine, in microseconds."""
-    return tuple(one.step_us for one in predictions(command, num_draws, seed))
+    """``steps_us`` of a command, kept."""
+    return tuple(steps_us(command, num_draws, seed))
 
 
 Steps = Mapping[str, Sequence[float]]

@@ -1,5 +1,7 @@
 """Machines drawn within the intervals of a profile's values, and what a question's step is on each of them.
 
+``steps_us`` is what intervals are made from: it adds the errors of kernels (``sim/kernel_errors.py``).
+
 All questions about one machine see the same draws, so that both sides of a ratio move together.
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from k3sim.sim.intervals import draw_machines
+from k3sim.sim.intervals import draw_machines, with_errors_of_step
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import Prediction, predict
 from k3sim.sim.profile import load_machine
@@ -29,3 +31,8 @@ def predictions(command: str, num_draws: int, seed: int) -> list[Prediction]:
     question = question_of(command)
     _, *drawn = machine_and_draws(question.machine.name, num_draws, seed)
     return [predict(question), *(predict(replace(question, machine=one)) for one in drawn)]
+
+
+def steps_us(command: str, num_draws: int, seed: int) -> list[float]:
+    """The command's step in microseconds with its profile, then on drawn machines with drawn errors of kernels."""
+    return with_errors_of_step(predictions(command, num_draws, seed), seed)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.compare.case import ComparedCase, with_bounds
-from k3sim.calibrate.compare.chain import ChainedKernel, chain_us
+from k3sim.calibrate.compare.chain import ChainedKernel, chain_us, chain_with_errors
 from k3sim.calibrate.compare.jobs import run_jobs
 from k3sim.calibrate.compare.shipped_chains import chain_of, kda
 from k3sim.sim.components.skew import Skew
@@ -54,9 +54,13 @@ class MeasuredChain:
         card = machine if self.read_bytes_per_s is None else of_card(machine, self.read_bytes_per_s)
         return chain_us(self.kernels, loopback_fabric(card))
 
-    def compared(self, machines: Sequence[Machine]) -> ComparedCase:
-        """In microseconds, on a profile's machine, which is followed by machines drawn from it or by none."""
-        predicted, low, high = with_bounds([self.predicted_us(one) for one in machines])
+    def compared(self, machines: Sequence[Machine], seed: int = 0) -> ComparedCase:
+        """In microseconds, on a profile's machine, which is followed by machines drawn from it or by none.
+
+        ``seed``: of the errors of kernels that go with drawn machines.
+        """
+        values = [self.predicted_us(one) for one in machines]
+        predicted, low, high = with_bounds(chain_with_errors(self.kernels, values, machines[0].title, seed))
         return ComparedCase(
             kind="kernel",
             label=self.label,
@@ -135,7 +139,12 @@ def _cublas(timing: dict[str, Any]) -> Iterator[MeasuredChain]:
 def shipped_kernel_cases(*, jobs: int | None = None, on_done: OnDone = ignore_progress) -> list[ComparedCase]:
     """Every reading whose calls the simulator has a cost for, in microseconds a round of the chain, no intervals."""
     chains = [one for timing in readings() for one in _shipped(timing)]
-    chains += [
+    return compare_chains([*chains, *kda_of_many_rows()], jobs=jobs, on_done=on_done)
+
+
+def kda_of_many_rows() -> list[MeasuredChain]:
+    """KDA at the rows that only its own file has."""
+    return [
         MeasuredChain(
             label=f"kda_decode 12 heads, {num_rows} rows",
             measured_us=_kda_median_us(name),
@@ -144,7 +153,6 @@ def shipped_kernel_cases(*, jobs: int | None = None, on_done: OnDone = ignore_pr
         )
         for num_rows, name in MANY_ROWS
     ]
-    return compare_chains(chains, jobs=jobs, on_done=on_done)
 
 
 def _kda_median_us(name: str) -> float:

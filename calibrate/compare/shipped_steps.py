@@ -22,6 +22,7 @@ from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.subset import subset
 from k3sim.sim.components.skew import Skew
+from k3sim.sim.intervals import with_errors_of_step
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import Prediction, predict
 from k3sim.sim.profile import load_machine
@@ -87,11 +88,16 @@ def label_of(step: Mapping[str, Any]) -> str:
     return f"{path}, {rows}, {step['context'] // 1024}k"
 
 
-def step_case(step: Mapping[str, Any], label: str, source: str, machines: Sequence[Machine]) -> ComparedCase:
-    """A measured step in microseconds, on a profile's machine, followed by machines drawn from it or by none."""
+def step_case(
+    step: Mapping[str, Any], label: str, source: str, machines: Sequence[Machine], seed: int = 0
+) -> ComparedCase:
+    """A measured step in microseconds, on a profile's machine, followed by machines drawn from it or by none.
+
+    ``seed``: of the errors of kernels that go with drawn machines.
+    """
     asked = question_of_measured(step, machines[0])
-    steps = [predict(replace(asked, machine=machine_for(step, one))).step_us for one in machines]
-    predicted, low, high = with_bounds(steps)
+    predictions = [predict(replace(asked, machine=machine_for(step, one))) for one in machines]
+    predicted, low, high = with_bounds(with_errors_of_step(predictions, seed))
     return ComparedCase(
         kind="step",
         label=label,

@@ -1,9 +1,9 @@
 """Predictions beside published results: ``k3sim validate``.
 
 The results are the tables of ``calibrate/evidence``. They are compared, never used: no machine value, no Work and no
-path depends on a step time in them. Every value is predicted with the profile as it is shipped and with machines drawn
-from the intervals of its values; the middle 90 % of those is the interval. Commands that several records share are
-simulated once.
+path depends on a step time in them. Every value is predicted with the profile as it is shipped, and with machines drawn
+from the intervals of its values, to which errors of kernels are drawn (``sim/kernel_errors.py``); the middle 90 % of
+those is the interval. Commands that several records share are simulated once.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from functools import partial
 from typing import Any
 
 from k3sim.calibrate.compare.case import ComparedCase, with_bounds
-from k3sim.calibrate.compare.chain import chain_us, recorded_chain
+from k3sim.calibrate.compare.chain import chain_us, chain_with_errors, recorded_chain
 from k3sim.calibrate.compare.draws import NUM_DRAWS, machine_and_draws, predictions
 from k3sim.calibrate.compare.jobs import run_jobs
 from k3sim.calibrate.compare.ladders import JudgedStep, judge, part_sets, step_ms
 from k3sim.calibrate.evidence import Evidence, Ladder, load_evidence, load_ladders
 from k3sim.errors import UserError
 from k3sim.sim.draws import check_draws
+from k3sim.sim.intervals import with_errors_between, with_errors_of_step
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import Prediction
 from k3sim.sim.profile import load_machine
 from k3sim.sim.progress import OnDone, ignore_progress
-from k3sim.sim.timeline.timeline import PS_PER_US
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def chosen_records(ids: Sequence[str], records: Iterable[Evidence]) -> list[Evid
     return [one for one in records if not ids or one.id.startswith(tuple(ids))]
 
 
-Values = list[float]  # with the profile, then with each drawn machine
+Values = list[float]  # with the profile, then drawn
 
 
 def _validated(
@@ -151,8 +151,11 @@ def in_unit(step_us: float, unit: str, tokens: int = 1) -> float:
 def _of_command(command: str, stages: Sequence[tuple[str, str, int]], num_draws: int, seed: int) -> dict[str, Values]:
     found = predictions(command, num_draws, seed)
     return {
-        "step": [one.step_us for one in found],
-        **{" ".join(map(str, key)): [_stage_end_us(one, key) for one in found] for key in stages},
+        "step": with_errors_of_step(found, seed),
+        **{
+            " ".join(map(str, key)): with_errors_between(found, [_stage_ps(one, key) for one in found], seed)
+            for key in stages
+        },
     }
 
 
@@ -164,8 +167,8 @@ def _stage_key(one: Evidence) -> str:
     return f"{one.stage} {one.origin} {one.layer}"
 
 
-def _stage_end_us(prediction: Prediction, key: tuple[str, str, int]) -> float:
-    """End of a stage after the end of ``origin`` in the layer before; a stage behind that belongs to its own layer.
+def _stage_ps(prediction: Prediction, key: tuple[str, str, int]) -> tuple[int, int]:
+    """From the end of ``origin`` in the layer before to that of a stage; one behind that belongs to its own layer.
 
     A stage that follows ``origin`` in its layer (the tail's up-projection) is counted from ``origin`` of its own layer.
     """
@@ -174,7 +177,7 @@ def _stage_end_us(prediction: Prediction, key: tuple[str, str, int]) -> float:
     begin = ends[origin, layer - 1]
     if stage != origin and ends[stage, layer] > ends[origin, layer]:
         begin = ends[origin, layer]
-    return (ends[stage, layer] - begin) / PS_PER_US
+    return begin, ends[stage, layer]
 
 
 def _of_part(command: str, parts: tuple[str, ...]) -> float:
@@ -182,7 +185,9 @@ def _of_part(command: str, parts: tuple[str, ...]) -> float:
 
 
 def _of_loop(loop: Mapping[str, Any], num_draws: int, seed: int) -> Values:
-    return [loop_us(loop, one) for one in machine_and_draws(loop["machine"], num_draws, seed)]
+    machines = machine_and_draws(loop["machine"], num_draws, seed)
+    values_us = [loop_us(loop, one) for one in machines]
+    return chain_with_errors(recorded_chain(loop), values_us, machines[0].title, seed)
 
 
 def loop_us(loop: Mapping[str, Any], machine: Machine | None = None) -> float:
