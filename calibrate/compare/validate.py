@@ -16,6 +16,7 @@ from typing import Any
 
 from k3sim.calibrate.compare.case import ComparedCase, with_bounds
 from k3sim.calibrate.compare.chain import chain_us, chain_with_errors, recorded_chain
+from k3sim.calibrate.compare.coverage import Coverage, coverage_of
 from k3sim.calibrate.compare.draws import NUM_DRAWS, machine_and_draws, predictions
 from k3sim.calibrate.compare.jobs import run_jobs
 from k3sim.calibrate.compare.ladders import JudgedStep, judge, part_sets, step_ms
@@ -206,6 +207,13 @@ def groups(rows: Iterable[ComparedCase]) -> dict[tuple[str, str, str], list[Comp
     for row in sorted(rows, key=lambda row: (order[row.kind], row.hardware, row.engine)):
         found.setdefault((row.kind, row.hardware, row.engine), []).append(row)
     return found
+
+
+def coverage(rows: Iterable[ComparedCase]) -> dict[str, Coverage]:
+    """Of the judged cases of each kind, how many lie inside their interval."""
+    judged = [row for row in rows if row.judged]
+    found = {kind: coverage_of(row for row in judged if row.kind == kind) for kind in ("step", "stage", "kernel")}
+    return {kind: one for kind, one in found.items() if one is not None}
 
 
 def summary(rows: Iterable[ComparedCase]) -> dict[str, dict[str, float]]:

@@ -10,6 +10,7 @@ from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.paths import find_path
 from k3sim.sim.intervals import draw_machines, drawn_steps_us, gain_interval, interval_around, quantiles
+from k3sim.sim.kernel_errors import LEAST_FAMILIES
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import predict
 from k3sim.sim.profile import load_machine
@@ -105,12 +106,21 @@ def test_an_interval_holds_its_prediction() -> None:
     assert interval_around(6.5, [6.0, 7.0, 8.0]) == (pytest.approx(6.1), pytest.approx(7.9))
 
 
+@pytest.fixture
+def right_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that were all predicted as they were measured."""
+    table = {"a GPU": {f"family {number}": (1.0, 1.0) for number in range(LEAST_FAMILIES)}}
+    monkeypatch.setattr("k3sim.sim.kernel_errors.shipped_errors", lambda: table)
+
+
+@pytest.mark.usefixtures("right_kernels")
 def test_a_machine_known_exactly_gives_no_interval() -> None:
     asked = question(exact(H200))
     step_us = predict(asked).step_us
     assert interval_of(asked, num_draws=2) == (step_us, step_us)
 
 
+@pytest.mark.usefixtures("right_kernels")
 def test_the_interval_is_that_of_its_parts() -> None:
     """Every one of the stock path's kernel boundaries has a release: half a microsecond more is found in each."""
     asked = question(exact(H200, grid_completion_s=9e-7), "stock")
