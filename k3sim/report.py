@@ -57,7 +57,7 @@ class Report:
     command
         the command line that reproduces it
     intervals
-        by label of ``labelled``, the middle 90 % of the step over drawn machines (``with_intervals``); else empty
+        by label of ``labelled``, the middle 90 % of the step over draws (``with_intervals``); else empty
     gain_intervals
         likewise, of the gain over stock, draw by draw
     """
@@ -73,7 +73,8 @@ class Report:
     gain_intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def with_intervals(self, num_draws: int = NUM_DRAWS, on_done: OnDone = ignore_progress) -> Report:
-        """The same report with an interval for each path: the machine's values drawn ``num_draws`` times.
+        """The same report with an interval for each path: the machine's values drawn ``num_draws`` times, and with
+        each of them errors of kernels.
 
         Draws follow the question's seed and are the same for all paths. ``on_done`` is told how many predictions are
         done, and of how many. Raises UserError for fewer than two draws or more than ``MAX_DRAWS``.

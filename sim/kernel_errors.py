@@ -11,9 +11,9 @@ and families are independent of each other. Readings of one family are not excha
 are, as far as anything is: each counts once, however many readings it has, and with ``n`` families an unseen one is
 beyond all of them with the chance of 1 / (n + 1). It then has the worst reading of all, on either side.
 
-A step does not take over what all families have in common. In chains of one kernel the median family may be slower than
-predicted where steps of the same kernels are not (``docs/accuracy.md``), so a step gets each family's error over the
-median one. A kernel alone is measured in a chain itself and gets the error as it is.
+A step does not take over what all families have in common. In chains of one kernel families may be slower than
+predicted in the mean where steps of the same kernels are not (``docs/accuracy.md``), so a step gets each family's error
+over the mean of them. A kernel alone is measured in a chain itself and gets the error as it is.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -76,16 +77,9 @@ def left_out(
     return {name: tuple(sorted(ratios)) for name, ratios in sorted(found.items())}
 
 
-def median_over_families(families: Iterable[Ratios]) -> float:
-    """The ratio that half of all families are below, each family counting once."""
-    pools = [sorted(one) for one in families]
-    shares = sorted((ratio, 1 / len(one)) for one in pools for ratio in one)
-    below = 0.0
-    for ratio, share in shares:
-        below += share
-        if below >= len(pools) / 2 - 1e-9:
-            return ratio
-    raise AssertionError("no families")
+def mean_over_families(families: Iterable[Ratios]) -> float:
+    """The mean ratio, each family counting once."""
+    return statistics.fmean(statistics.fmean(one) for one in families)
 
 
 def drawn_ratios(
@@ -135,7 +129,7 @@ def with_kernel_errors(
     changes: dict[tuple[str, str], list[float]] = {}
     for family in sorted({family for family, _ in stages}):
         pools = list(left_out(table, gpu, family).values())
-        centre = 1.0 if in_chain else median_over_families(pools)
+        centre = 1.0 if in_chain else mean_over_families(pools)
         own = [stage for of, stage in stages if of == family]
         for stage, ratios in drawn_ratios(pools, own, count, f"{seed} {family}").items():
             changes[family, stage] = [ratio / centre - 1.0 for ratio in ratios]

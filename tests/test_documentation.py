@@ -418,7 +418,9 @@ def test_documented_keys_of_machines(documents: Documents) -> None:
 
 @pytest.mark.slow
 def test_documented_keys_of_validate(documents: Documents, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    check("compared case", documents["validate"])
+    check("validate", [documents["validate"]])
+    check("coverage", [documents["validate"]["coverage"]["step"]])
+    check("compared case", documents["validate"]["cases"])
     some = shipped_steps.measured_steps()[:1]  # all of them are in test_shipped_steps.py
     monkeypatch.setattr(shipped_steps, "measured_steps", lambda: some)
     assert run("validate", "--own", "--json") == 0

@@ -1,4 +1,4 @@
-"""One compared case: what was measured or published, what the model says of it, and how sure the machine's values are.
+"""One compared case: what was measured or published, what the model says of it, and how far it may be off.
 
 Everything that is held against a measurement is this one record: a probe's primitive, a chain of kernels, a whole step,
 a stage, a step of an optimisation ladder, a figure of a claim. What differs between them is where the two numbers come
@@ -18,8 +18,8 @@ from k3sim.sim.intervals import interval_around
 class ComparedCase:
     """One measured value and its prediction, both in ``unit``.
 
-    ``low`` and ``high`` hold the middle 90 % over machines drawn within the profile's intervals; None where none were
-    drawn.
+    ``low`` and ``high`` hold the middle 90 % over machines drawn within the profile's intervals and errors of kernels
+    (``sim/intervals.py``); None where none were drawn.
     """
 
     kind: str  # "probe", "kernel", "step", "stage", "ladder" or "claim"

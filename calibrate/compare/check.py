@@ -6,7 +6,7 @@ of cuBLAS, predicted by the simulator; none gave a value. *step*: a whole decode
 Each kind holds what was measured between GPUs over NVLink as well (shipped_links.py).
 
 The interval of a probe is that of the value. Those of kernels and steps are the middle 90 % over machines drawn within
-the profile's intervals (sim/intervals.py): what the machine's values leave open, not what a cost function leaves out.
+the profile's intervals, with errors of kernels drawn from other families (sim/intervals.py).
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def check(
     machines = (machine, *draw_machines(machine, num_draws, seed))
     tasks: list[Callable[[], list[ComparedCase]]] = []
     for kind in kinds:
-        tasks += _tasks(kind, machines)[:most] if kind != "probe" else [partial(_all_probes, machine, most)]
+        tasks += _tasks(kind, machines, seed)[:most] if kind != "probe" else [partial(_all_probes, machine, most)]
     found = []
     for cases in run_jobs(tasks, jobs=jobs, on_done=on_done):
         for one in cases:
@@ -84,11 +84,14 @@ def check(
     return found
 
 
-def _tasks(kind: str, machines: Sequence[Machine]) -> list[Callable[[], list[ComparedCase]]]:
+def _tasks(kind: str, machines: Sequence[Machine], seed: int) -> list[Callable[[], list[ComparedCase]]]:
     if kind == "kernel":
-        return [partial(_alone, one.compared, machines) for one in (*measured_chains(), *shipped_links.link_chains())]
+        chains = (*measured_chains(), *shipped_links.link_chains())
+        return [partial(_alone, one.compared, machines, seed) for one in chains]
     steps = [*shipped_steps.labelled_steps(), *shipped_links.labelled_link_steps()]
-    return [partial(_alone, shipped_steps.step_case, step, label, source, machines) for label, source, step in steps]
+    return [
+        partial(_alone, shipped_steps.step_case, step, label, source, machines, seed) for label, source, step in steps
+    ]
 
 
 def _alone(compare: Callable[..., ComparedCase], *arguments: object) -> list[ComparedCase]:

@@ -2,9 +2,9 @@
 
 ``k3sim claims`` runs those of ``calibrate/evidence/claims``, or files of the reader's own. A figure is *inside* when
 the claimed value, or one that its words allow ("about", "close to"), lies in the middle 90 % of the prediction over
-draws of machine values and of errors of kernels, and *outside* otherwise. It is not judged while it needs what this version does not have
-(``CAPABILITIES``): then it says so, and is judged as soon as the check succeeds. The alternatives say on which path or
-layout the claim would hold.
+draws of machine values and of errors of kernels, and *outside* otherwise. It is not judged while it needs what this
+version does not have (``CAPABILITIES``): then it says so, and is judged as soon as the check succeeds. The alternatives
+say on which path or layout the claim would hold.
 """
 
 from __future__ import annotations

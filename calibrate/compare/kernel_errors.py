@@ -1,7 +1,8 @@
 """Writes the table of kernel errors that intervals draw from (``sim/kernel_errors.py``): no GPU, a second of CPU.
 
 Every kernel that was measured in a chain and has a cost: the shipped kernels and cuBLAS on an H200, exchanges between
-two of them, and public tables. A change of costs or machine values makes it stale; a test compares it:
+two of them, and public tables. A change of costs or machine values makes it stale; a test compares it. What runs the
+module writes the table and prints how many readings of each family lie inside what the others say:
 
     python -m k3sim.calibrate.compare.kernel_errors
 """
@@ -9,7 +10,8 @@ two of them, and public tables. A change of costs or machine values makes it sta
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from k3sim.calibrate.compare.chain import family_of_chain, recorded_chain
@@ -18,13 +20,15 @@ from k3sim.calibrate.compare.shipped_links import link_chains
 from k3sim.calibrate.compare.validate import loop_us
 from k3sim.calibrate.evidence import load_evidence
 from k3sim.sim.export.whole_file import write_whole_file
-from k3sim.sim.kernel_errors import TABLE
+from k3sim.sim.intervals import quantiles
+from k3sim.sim.kernel_errors import TABLE, Ratios, drawn_ratios, left_out, shipped_errors
 from k3sim.sim.profile import load_machine
 
 DIGITS = 4
+NUM_DRAWN = 4000  # for a row of the table of what was left out
 WHAT = (
     "Measured over predicted time of kernels in chains, by GPU and family, one number a reading. Sources: "
-    "calibrate/data/h200-kernels*.json, h200-kda-attn-res.json and h200-links.json (one and two H200, 2026-11-29 to 30), "
+    "calibrate/data/h200-kernels*.json, h200-kda-attn-res.json and h200-links.json (one and two H200, 2026-11), "
     "calibrate/evidence/kernels.json (dates there). Method: docs/accuracy.md. "
     "Written by python -m k3sim.calibrate.compare.kernel_errors."
 )
@@ -65,5 +69,51 @@ def write(path: Path = TABLE) -> None:
     write_whole_file(path, text_of(measured_errors()).encode())
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """What other families and GPUs say of the readings of one, left out: no machine is drawn."""
+
+    gpu: str
+    family: str
+    num_readings: int
+    num_families: int  # that bound it
+    low: float  # measured over predicted
+    high: float
+    num_inside: int
+
+
+def left_out_table(errors: Mapping[str, Mapping[str, Ratios]]) -> list[LeftOut]:
+    """Each family of each GPU beside the 90 % interval that a family never seen gets there."""
+    found = []
+    for gpu, families in errors.items():
+        for family, ratios in families.items():
+            pools = list(left_out(errors, gpu, family).values())
+            drawn = sorted(drawn_ratios(pools, ["chain"], NUM_DRAWN, f"0 {family}")["chain"])
+            low, high = quantiles(drawn)
+            inside = sum(low <= ratio <= high for ratio in ratios)
+            found.append(
+                LeftOut(
+                    gpu=gpu, family=family, num_readings=len(ratios), num_families=len(pools), low=low, high=high,
+                    num_inside=inside,
+                )
+            )  # fmt: skip
+    return found
+
+
+def print_left_out(rows: Sequence[LeftOut]) -> None:
+    """The table as Markdown."""
+    print("| GPU | Family left out | Readings | Other families | Interval of measured over predicted | Inside |")
+    print("| --- | --- | ---: | ---: | --- | ---: |")
+    for one in rows:
+        print(
+            f"| {one.gpu} | {one.family} | {one.num_readings} | {one.num_families} | {one.low:.2f} to {one.high:.2f} | "
+            f"{one.num_inside} |"
+        )
+    inside, of = sum(one.num_inside for one in rows), sum(one.num_readings for one in rows)
+    alike = sum(one.num_inside / one.num_readings for one in rows)
+    print(f"\n{inside} of {of} readings inside; families counted alike, {alike:.1f} of {len(rows)}")
+
+
 if __name__ == "__main__":
     write()
+    print_left_out(left_out_table(shipped_errors()))

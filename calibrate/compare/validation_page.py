@@ -14,7 +14,7 @@ from typing import Any
 from k3sim.calibrate.compare import page_parts
 from k3sim.calibrate.compare.case import ComparedCase
 from k3sim.calibrate.compare.claims import JudgedClaim
-from k3sim.calibrate.compare.validate import Validation, groups, summary
+from k3sim.calibrate.compare.validate import Validation, coverage, groups, summary
 from k3sim.sim.export.whole_file import write_whole_file
 
 TITLE = "Published results beside predictions"
@@ -100,19 +100,26 @@ def ladder_figure(steps: Sequence[Any]) -> dict[str, Any]:
 def _rows(found: Validation) -> list[str]:
     if not found.rows:
         return []
+    covered = coverage(found.rows)
     totals = page_parts.html_table(
-        ("judged", "rows", "median error", "worst", "inside the 90 % interval"),
+        (
+            "judged", "rows", "median error", "worst", "inside the 90 % interval", "right intervals", "half width",
+            "outside",
+        ),
         (
             (
                 f"{kind}s",
                 str(one["rows"]),
                 page_parts.percent(one["median_error"]),
                 page_parts.percent(one["worst_error"]),
-                page_parts.percent(one["inside_interval"], 0),
+                f"{covered[kind].num_inside} of {covered[kind].num_cases}",
+                "{} to {}".format(*covered[kind].likely),
+                page_parts.percent(covered[kind].half_width, 0),
+                ", ".join(covered[kind].misses),
             )
             for kind, one in summary(found.rows).items()
         ),
-        numbers=(1, 2, 3, 4),
+        numbers=(1, 2, 3, 4, 5, 6),
     )
     columns = ("what", "machine", "kind", "published", "predicted", "error", "interval", "inside", "source")
     table = page_parts.html_table(
@@ -137,7 +144,9 @@ def _rows(found: Validation) -> list[str]:
     return [
         "<section><h2>Parity</h2><p>Nothing here was fitted. Open symbols are results that the model does not "
         "describe; they are listed with the reason and not counted. Dotted lines are 20 % off. Vertical bars: "
-        f"the middle 90 % over {found.num_draws} machines drawn from the intervals of the profile's values.</p>"
+        f"the middle 90 % over {found.num_draws} machines drawn from the intervals of the profile's values, with "
+        "errors of kernels of other families and other GPUs. <i>Right intervals</i>: how many results would be inside if each "
+        "were with the chance of 90 %. <i>Half width</i>: median, of the prediction.</p>"
         f"<div class='wide'>{totals}</div><div class='pair'><div class='chart' id='parity'></div>"
         "<div class='chart' id='errors'></div></div></section>",
         f"<section><h2>Every result</h2><p>A click on a column sorts by it.</p>"

@@ -86,6 +86,6 @@ def print_claims(claims: Sequence[JudgedClaim]) -> None:
         console.print(f"what would have to be true: {one.scenario.would_hold}")
         console.print(f"behind it: {one.scenario.found} ({one.scenario.source}, {one.scenario.date})\n")
     console.print(
-        "The intervals are those of the machine's values. What cost functions leave out is not in them: "
-        "'k3sim validate' shows how far published steps are off.",
+        "The intervals hold what the machine's values and kernels of other families leave open (docs/accuracy.md); "
+        "'k3sim validate' counts how many published results lie inside theirs.",
     )

@@ -27,7 +27,7 @@ EXAMPLE = "k3sim timeline --concurrency 1"
 def timeline(
     options: Options,
     intervals: Annotated[
-        bool, typer.Option("--intervals", help="Also the middle 90 % of each path's step over drawn machine values.")
+        bool, typer.Option("--intervals", help="Also 90 % intervals: drawn machine values and errors of kernels.")
     ] = False,
     draws: Annotated[
         int | None, typer.Option(help=f"Machines to draw for --intervals, 2 to {MAX_DRAWS}; {NUM_DRAWS} by default.")

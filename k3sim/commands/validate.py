@@ -46,6 +46,7 @@ def validate(
         _validate_own(jobs, json_output)
         return
     from k3sim.calibrate.compare.claims import judge_claims
+    from k3sim.calibrate.compare.validate import coverage
     from k3sim.calibrate.compare.validate import validate as compare_all
     from k3sim.calibrate.compare.validation_page import write_validation_page
     from k3sim.calibrate.evidence import load_evidence
@@ -72,7 +73,11 @@ def validate(
     if page is not None:
         write_validation_page(page, found, claims)
     if json_output:
-        output.print_json([row.to_dict() for row in found.rows])
+        document = {
+            "cases": [row.to_dict() for row in found.rows],
+            "coverage": {kind: one.to_dict() for kind, one in coverage(found.rows).items()},
+        }
+        output.print_json(output.versioned(document))
         return
     print_validation(found)
     if claims:
@@ -101,8 +106,8 @@ def _validate_own(jobs: int | None, json_output: bool) -> None:
 
 
 def print_validation(found: Validation) -> None:
-    """Published, predicted, error and interval of every row by hardware and engine; then the ladders, step by step."""
-    from k3sim.calibrate.compare.validate import groups, summary
+    """Published, predicted, error and interval of every row by hardware and engine; coverage; then the ladders."""
+    from k3sim.calibrate.compare.validate import coverage, groups, summary
 
     console = terminal.console()
     for (kind, hardware, engine), rows in groups(found.rows).items():
@@ -124,10 +129,11 @@ def print_validation(found: Validation) -> None:
     for row in found.rows:
         if not row.judged:
             console.print(f"({row.label}): not judged, {row.why}")
+    covered = coverage(found.rows)
     for kind, totals in summary(found.rows).items():
         console.print(
             f"{totals['rows']} judged {kind}s: median {100 * totals['median_error']:.1f} %, "
-            f"worst {100 * totals['worst_error']:.1f} %, {100 * totals['inside_interval']:.0f} % inside"
+            f"worst {100 * totals['worst_error']:.1f} %; {covered[kind].text()}"
         )
     for ladder, steps in found.ladders:
         console.print()

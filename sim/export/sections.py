@@ -71,14 +71,14 @@ def _answer(report: Mapping[str, Any]) -> str:
 
 
 def _gain(report: Mapping[str, Any], label: str, row: Mapping[str, Any]) -> str:
-    """The gain over the path that it is compared with, and how far the machine's values may move it."""
+    """The gain over the path that it is compared with, and its interval."""
     against = report.get("compared_with", "stock")
     if row.get("speedup") is None or label == against:
         return ""
     gain = f", <b>{number(row['speedup'], digits=2)}×</b> {text(against)}"
     if row.get("speedup_interval"):
         low, high = row["speedup_interval"]
-        return f"{gain} (90 % of draws of the machine's values: {low:,.2f} to {high:,.2f}×)"
+        return f"{gain} (90 % of draws: {low:,.2f} to {high:,.2f}×)"
     return f"{gain} (no interval; <code>--intervals</code> adds it)" if report.get("can_draw") else gain
 
 

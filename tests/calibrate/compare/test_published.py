@@ -84,7 +84,7 @@ def test_the_same_seed_gives_the_same_bytes(capsys: pytest.CaptureFixture[str]) 
         main_ok(["validate", "gb300-vllm", "gb200-q-b-tp16", "--draws", "3", "--json"])
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
-    rows = json.loads(texts[0])
+    rows = json.loads(texts[0])["cases"]
     assert [row["id"] for row in rows] == ["gb200-q-b-tp16", "gb300-vllm-53525-c1"]
     for row in rows:
         assert list(row)[:7] == ["id", "kind", "label", "measured", "predicted", "low", "high"]

@@ -163,7 +163,7 @@ def test_the_top_line_says_the_answer(tmp_path: Path) -> None:
         f"A step of fused takes 4,794 µs: {rates}, 1.74× stock (no interval; --intervals adds it). {waits}"
     )
     report["paths"]["fused"]["speedup_interval"] = [1.601, 1.82]
-    assert "1.74× stock (90 % of draws of the machine's values: 1.60 to 1.82×)" in top_line()
+    assert "1.74× stock (90 % of draws: 1.60 to 1.82×)" in top_line()
 
 
 def test_sections_without_data_are_left_out(tmp_path: Path) -> None:
