@@ -45,6 +45,7 @@ bench: $(if $(filter $(BIN)/%,$(BENCH_PYTHON)),$(VENV)/.base)
 	$(BENCH_PYTHON) tools/bench.py
 
 readme: picture
+	$(BIN)/python -m k3sim.calibrate.compare.kernel_errors
 	$(BIN)/python tools/readme_output.py
 	$(BIN)/python tools/measurements_tables.py
 

@@ -145,8 +145,8 @@ def _rows(found: Validation) -> list[str]:
         "<section><h2>Parity</h2><p>Nothing here was fitted. Open symbols are results that the model does not "
         "describe; they are listed with the reason and not counted. Dotted lines are 20 % off. Vertical bars: "
         f"the middle 90 % over {found.num_draws} machines drawn from the intervals of the profile's values, with "
-        "errors of kernels of other families and other GPUs. <i>Right intervals</i>: how many results would be inside if each "
-        "were with the chance of 90 %. <i>Half width</i>: median, of the prediction.</p>"
+        "errors of kernels of other families and other GPUs. <i>Right intervals</i>: how many results would be inside "
+        "if each were with the chance of 90 %. <i>Half width</i>: median, of the prediction.</p>"
         f"<div class='wide'>{totals}</div><div class='pair'><div class='chart' id='parity'></div>"
         "<div class='chart' id='errors'></div></div></section>",
         f"<section><h2>Every result</h2><p>A click on a column sorts by it.</p>"
