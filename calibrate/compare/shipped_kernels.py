@@ -136,10 +136,14 @@ def _cublas(timing: dict[str, Any]) -> Iterator[MeasuredChain]:
                 )
 
 
-def shipped_kernel_cases(*, jobs: int | None = None, on_done: OnDone = ignore_progress) -> list[ComparedCase]:
-    """Every reading whose calls the simulator has a cost for, in microseconds a round of the chain, no intervals."""
-    chains = [one for timing in readings() for one in _shipped(timing)]
-    return compare_chains([*chains, *kda_of_many_rows()], jobs=jobs, on_done=on_done)
+def all_chains() -> list[MeasuredChain]:
+    """Every chain that ``k3sim validate --own`` compares: shipped kernels, then cuBLAS."""
+    return [*shipped_chains(), *_cublas_chains()]
+
+
+def shipped_chains() -> list[MeasuredChain]:
+    """Every reading of the shipped kernels whose calls the simulator has a cost for."""
+    return [*(one for timing in readings() for one in _shipped(timing)), *kda_of_many_rows()]
 
 
 def kda_of_many_rows() -> list[MeasuredChain]:
@@ -155,6 +159,15 @@ def kda_of_many_rows() -> list[MeasuredChain]:
     ]
 
 
+def _cublas_chains() -> list[MeasuredChain]:
+    return [one for timing in readings() for one in _cublas(timing)]
+
+
+def shipped_kernel_cases(*, jobs: int | None = None, on_done: OnDone = ignore_progress) -> list[ComparedCase]:
+    """``shipped_chains`` as compared, in microseconds a round of the chain, no intervals."""
+    return compare_chains(shipped_chains(), jobs=jobs, on_done=on_done)
+
+
 def _kda_median_us(name: str) -> float:
     timings = json.loads(KDA_READINGS.read_text(encoding="utf-8"))["timings"]
     return float(next(timing["median_us"] for timing in timings if timing["name"] == name))
@@ -162,5 +175,4 @@ def _kda_median_us(name: str) -> float:
 
 def cublas_cases(*, jobs: int | None = None, on_done: OnDone = ignore_progress) -> list[ComparedCase]:
     """cuBLAS on the same shapes, on plain graph edges."""
-    chains = [one for timing in readings() for one in _cublas(timing)]
-    return compare_chains(chains, jobs=jobs, on_done=on_done)
+    return compare_chains(_cublas_chains(), jobs=jobs, on_done=on_done)
