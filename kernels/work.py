@@ -28,7 +28,6 @@ class Unit(str, Enum):
 
     CUDA_CORE = "cuda core"  # fp32 FMA, two flops each
     BF16 = "bf16 tensor core"
-    FP8 = "fp8 tensor core"
     FP4 = "fp4 tensor core"  # MXFP4 weights; a machine without FP4 decodes them to bf16 first
 
 

@@ -48,6 +48,18 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
     },
 }
 
+#: Names that are gone, by what they named: nothing that is predicted hung on them.
+REMOVED: Mapping[str, frozenset[str]] = {
+    "machine value": frozenset(
+        {
+            "fp8_flops",
+            "hbm_datasheet_bytes_per_s",
+            "l2_capacity_bytes",
+            "l2_near_latency_s",
+        }
+    ),
+}
+
 
 def first_named(kind: str, text: str) -> str:
     """``text`` with the names of ``kind`` as they first were.

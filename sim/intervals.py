@@ -67,15 +67,12 @@ def _moved(middle: float, low: float, high: float, deviation: float) -> float:
 
 def _consistent(machine: Machine) -> Machine:
     """The bounds that a profile must keep (``load_machine`` refuses others), drawn independently or not."""
-    read = min(machine.hbm_read_bytes_per_s, machine.hbm_datasheet_bytes_per_s)
+    read = machine.hbm_read_bytes_per_s
     return replace(
         machine,
-        hbm_read_bytes_per_s=read,
         hbm_copy_bytes_per_s=min(machine.hbm_copy_bytes_per_s, read),
         l2_queueing_utilisation=min(machine.l2_queueing_utilisation, 0.99),
         hbm_in_flight_curve=tuple((at, min(rate, read)) for at, rate in machine.hbm_in_flight_curve),
-        l2_effective_bytes=min(machine.l2_effective_bytes, machine.l2_capacity_bytes),
-        l2_near_latency_s=min(machine.l2_near_latency_s, machine.l2_far_latency_s),
     )
 
 

@@ -61,10 +61,9 @@ class Machine:
     max_smem_bytes_per_block: int = field(metadata=_unit("B"))
     threads_per_sm: int = field(metadata=_unit("thread"))
 
-    # HBM: capacity, nominal rate, ceiling that a read-only stream reaches, idle pointer chase, rate against
+    # HBM: capacity, ceiling that a read-only stream reaches, idle pointer chase, rate against
     # bytes in flight, and the most that one SM draws
     hbm_capacity_bytes: int = field(metadata=_unit("B"))
-    hbm_datasheet_bytes_per_s: float = field(metadata=_unit("B/s"))
     hbm_read_bytes_per_s: float = field(metadata=_unit("B/s"))
     hbm_latency_s: float = field(metadata=_unit("s", zero=True))
     hbm_in_flight_curve: Curve = field(metadata=_unit("B/SM, B/s"))
@@ -75,9 +74,7 @@ class Machine:
     hbm_copy_bytes_per_s: float = field(metadata=_unit("B/s"))
     prefetch_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
 
-    # L2: size, size for data that every SM reads, rate to all SMs and to one SM, latency to either partition and
-    # under load
-    l2_capacity_bytes: int = field(metadata=_unit("B"))
+    # L2: size for data that every SM reads, rate to all SMs and to one SM, latency to the far partition and under load
     l2_effective_bytes: int = field(metadata=_unit("B"))
     l2_read_bytes_per_s: float = field(metadata=_unit("B/s"))
     l2_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
@@ -86,7 +83,6 @@ class Machine:
     l2_input_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
     l2_fragment_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
     l2_fragment_bytes_per_s: float = field(metadata=_unit("B/s"))
-    l2_near_latency_s: float = field(metadata=_unit("s", zero=True))
     l2_far_latency_s: float = field(metadata=_unit("s", zero=True))
     l2_loaded_latency_s: float = field(metadata=_unit("s", zero=True))  # while HBM streams at its ceiling
     # Share of HBM's rate from which on an L2 hit queues. Where more is asked for than keeps HBM busy: the share of the
@@ -133,7 +129,6 @@ class Machine:
     # Arithmetic, dense; zero where the chip lacks the format
     fp32_fma_per_clock_per_sm: float = field(metadata=_unit("FMA/clock/SM"))
     bf16_flops: float = field(metadata=_unit("FLOP/s"))
-    fp8_flops: float = field(metadata=_unit("FLOP/s", zero=True))
     fp4_flops: float = field(metadata=_unit("FLOP/s", zero=True))
     # At few rows the rate at which FP4 weights enter the tensor core (where there is no FP4: are decoded) bounds.
     fp4_weights_per_clock_per_sm: float = field(metadata=_unit("weight/clock/SM"))
@@ -157,11 +152,6 @@ class Machine:
 
     # No value of a profile: what each slot beyond the first adds to the visibility of a push (``loopback_fabric``).
     slot_visibility_s: float = 0.0
-
-    @property
-    def l2_latency_s(self) -> float:
-        """Mean of near and far: addresses are hashed over both partitions, so reads go to both equally."""
-        return (self.l2_near_latency_s + self.l2_far_latency_s) / 2
 
     def partial_grid_efficiency(self, num_blocks: int) -> float:
         """Share of the read rate that a grid with one block an SM reaches, blocks having equal parts of the bytes.

@@ -45,7 +45,7 @@ _OF_BARRIER = {
     Barrier.LAST: ("last_block_s",),
     Barrier.LAUNCH: ("kernel_exit_cold_s", "grid_completion_s", "launch_latency_s", "kernel_prologue_s"),
 }
-_OF_UNIT = {Unit.BF16: "bf16_flops", Unit.FP8: "fp8_flops", Unit.FP4: "fp4_flops"}
+_OF_UNIT = {Unit.BF16: "bf16_flops", Unit.FP4: "fp4_flops"}
 
 
 def machine_shares(prediction: Prediction) -> dict[str, float]:

@@ -39,10 +39,7 @@ POINT = "[bytes in flight per SM, bytes/s]"
 #: A value that cannot be above another.
 AT_MOST = (
     ("max_smem_bytes_per_block", "smem_bytes_per_sm"),
-    ("hbm_read_bytes_per_s", "hbm_datasheet_bytes_per_s"),
     ("hbm_copy_bytes_per_s", "hbm_read_bytes_per_s"),
-    ("l2_effective_bytes", "l2_capacity_bytes"),
-    ("l2_near_latency_s", "l2_far_latency_s"),
 )
 
 

@@ -29,7 +29,7 @@ def step(path: str = "fused", without: str = "", faster_hbm: float = 1.0) -> Pre
     question = ask(Options(path=path, without=(without,) if without else ()))
     machine = question.machine
     rates = (
-        "hbm_read_bytes_per_s", "hbm_datasheet_bytes_per_s", "hbm_copy_bytes_per_s", "hbm_bytes_per_s_per_sm",
+        "hbm_read_bytes_per_s", "hbm_copy_bytes_per_s", "hbm_bytes_per_s_per_sm",
         "prefetch_bytes_per_s_per_sm",
     )  # fmt: skip
     changed = {name: getattr(machine, name) * faster_hbm for name in rates}

@@ -6,13 +6,14 @@ A rule earns its place where the errors grow without it. Errors are predicted ov
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from k3sim.calibrate.ablation.rules import RULES, Rule, switched_off
 from k3sim.calibrate.compare.case import ComparedCase
-from k3sim.calibrate.compare.jobs import OnDone, ignore_progress, run_jobs
+from k3sim.calibrate.compare.jobs import run_jobs
 from k3sim.calibrate.compare.shipped_kernels import MEASURED, all_chains
 from k3sim.calibrate.compare.shipped_steps import labelled_steps, step_case
 from k3sim.calibrate.compare.validate import loop_us
@@ -73,31 +74,39 @@ def find_rules(names: Sequence[str]) -> tuple[Rule, ...]:
 
 
 def ablate(
-    rules: Sequence[Rule] = RULES, *, jobs: int | None = None, on_done: OnDone = ignore_progress
-) -> list[Ablated]:
-    """With all rules first, then without each."""
-    tasks = [partial(errors_without, None if rule is None else rule.name) for rule in (None, *rules)]
-    return [
-        Ablated(rule=rule, errors=errors)
-        for rule, errors in zip((None, *rules), run_jobs(tasks, jobs=jobs, on_done=on_done), strict=True)
-    ]
+    rules: Sequence[Rule] = RULES, *, every_step: bool = False, jobs: int | None = None
+) -> Iterator[Ablated]:
+    """With all rules first, then without each, as soon as it is there.
+
+    ``every_step``: all stored steps of the shipped kernels, not the sample of them (``_is_sampled``).
+    """
+    tasks = [partial(errors_without, None if rule is None else rule.name, every_step) for rule in (None, *rules)]
+    for rule, errors in zip((None, *rules), run_jobs(tasks, jobs=jobs), strict=True):
+        yield Ablated(rule=rule, errors=errors)
 
 
-def errors_without(name: str | None) -> Errors:
+def errors_without(name: str | None, every_step: bool = False) -> Errors:
     """Errors of every case without the rule of that name, or with all."""
     (rule,) = (None,) if name is None else find_rules([name])
     with switched_off(rule) as changed:
-        return {**_step_errors(changed), KERNELS: _kernel_errors(changed), **_published_errors(changed)}
+        return {**_step_errors(changed, every_step), KERNELS: _kernel_errors(changed), **_published_errors(changed)}
 
 
 Change = Callable[[Machine], Machine]
 
 
-def _step_errors(changed: Change) -> Errors:
+def _is_sampled(step: Mapping[str, Any]) -> bool:
+    """Steps that say most in least time: one context, and every second count of rows."""
+    return step["context"] == 8192 and step["concurrency"] in (1, 4, 16)
+
+
+def _step_errors(changed: Change, every_step: bool) -> Errors:
     """Whole steps of the shipped kernels: both paths, and sets of switches."""
     errors: dict[str, dict[str, float]] = {STEPS: {}, SWITCH_SETS: {}}
     machine = changed(load_machine("h200"))
     for label, source, step in labelled_steps():
+        if not (every_step or _is_sampled(step)):
+            continue
         is_whole = tuple(step["switches"]) in ((), SWITCHES)
         errors[STEPS if is_whole else SWITCH_SETS][label] = step_case(step, label, source, [machine]).error
     return errors

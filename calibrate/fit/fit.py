@@ -88,7 +88,7 @@ def fit(file: SampleFile, base: Machine, seed: int = 0) -> Calibration:
     under_way.keep("hbm_in_flight_curve", partial(in_flight_curve, read, readers, ceiling))
     rate = under_way.value_of("l2_read_bytes_per_s")
     under_way.keep("l2_effective_bytes", partial(l2_size, read, readers, rate))
-    under_way.fitted += [reported("num_sms", file.num_sms), reported("l2_capacity_bytes", file.l2_bytes)]
+    under_way.fitted += [reported("num_sms", file.num_sms)]
     return under_way.finished("no probe reads it")
 
 

@@ -59,7 +59,7 @@ class TableRow:
     def stays_in_l2(self, machine: Machine) -> bool:
         """Whether all copies of the weights fit into L2, so that none is read from memory after the first round."""
         weights = sum(num_bytes for kernel in self.kernels for _, _, num_bytes in kernel.weights)
-        return self.copies is not None and self.copies * weights <= machine.l2_capacity_bytes
+        return self.copies is not None and self.copies * weights <= machine.l2_effective_bytes
 
     def predicted_us(self, machine: Machine) -> float:
         chain = chain_us(self.kernels, machine)

@@ -105,13 +105,6 @@ L2_READINGS: tuple[Reading, ...] = (
         centre=lambda read: _same_input(read, "fragments", blocks=112, of_all=True),
     ),
     Reading(
-        "l2_near_latency_s", 4,
-        "Pointer chase over 1 to 24 MiB that the same SM had read; around: the lower decile of lines that other "
-        "SMs wrote.",
-        centre=lambda read: read.stated("l2_chase_resident", "mean_without_stamps", region_mib=(1, 4, 8, 16, 24)),
-        around=lambda read: less_timestamp(read, "l2_chase_written", "first_read_near_decile"),
-    ),
-    Reading(
         "l2_far_latency_s", 3,
         "Upper group of lines that other SMs wrote just before, less the clock readings; median over SMs.",
         centre=lambda read: less_timestamp(read, "l2_chase_written", "first_read_far_decile"),

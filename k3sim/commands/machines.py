@@ -48,7 +48,7 @@ def print_machines(machines: Sequence[Machine]) -> None:
             str(machine.num_sms),
             f"{machine.hbm_capacity_bytes / 2**30:.0f}",
             f"{machine.hbm_read_bytes_per_s / 1e12:.2f}",
-            f"{machine.l2_capacity_bytes / 2**20:.0f}",
+            f"{machine.l2_effective_bytes / 2**20:.0f}",
             f"{machine.nvlink_egress_bytes_per_s / 1e9:.0f}",
             str(machine.nvlink_domain_gpus),
         )

@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError, core_schema
 from k3sim.errors import UserError
 from k3sim.model.documents.document import Document, Fault, cut, is_text, shown
 from k3sim.model.documents.lines import Keys
-from k3sim.model.names import RENAMED
+from k3sim.model.names import REMOVED, RENAMED
 
 _MAX_LIST = 120
 MOST_ENTRIES = 4096
@@ -30,7 +30,7 @@ class Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    #: What its unknown fields may once have been called, a key of ``RENAMED``.
+    #: What its unknown fields may once have been called, a key of ``RENAMED`` and of ``REMOVED``.
     renamed: ClassVar[str] = ""
 
     @model_validator(mode="before")
@@ -211,6 +211,7 @@ def faults_of(error: ValidationError, model: type[BaseModel], at: Keys) -> list[
     missing: dict[Keys, list[tuple[str, str]]] = {}
     found: list[Fault] = []
     renamed: dict[Keys, dict[str, str]] = {}
+    removed: dict[Keys, list[str]] = {}
     for one in error.errors(include_url=False):
         keys: Keys = tuple(one["loc"])
         parent = model_at(model, keys[:-1]) if keys else None
@@ -220,6 +221,8 @@ def faults_of(error: ValidationError, model: type[BaseModel], at: Keys) -> list[
             now = RENAMED.get(parent.renamed, {}).get(str(keys[-1])) if parent is not None else None
             if now is not None:
                 renamed.setdefault(keys[:-1], {})[str(keys[-1])] = now
+            elif parent is not None and str(keys[-1]) in REMOVED.get(parent.renamed, ()):
+                removed.setdefault(keys[:-1], []).append(str(keys[-1]))
             else:
                 names = tuple(parent.model_fields) if parent is not None else ()
                 near = nearest(keys[-1], names) or f", accepted: {listed(names)}"
@@ -230,6 +233,9 @@ def faults_of(error: ValidationError, model: type[BaseModel], at: Keys) -> list[
     for keys, names_now in renamed.items():
         pairs = listed(f"{before} -> {now}" for before, now in names_now.items())
         first.append(Fault((*at, *keys), f"has fields that have other names now: {pairs}"))
+    for keys, names_before in removed.items():
+        says = f"has fields that no prediction depends on: {listed(names_before)}; take them out"
+        first.append(Fault((*at, *keys), says))
     for keys, lacking in missing.items():
         known = set(renamed.get(keys, {}).values())
         lacks = [f"{name} ({accepted})" if 0 < len(accepted) <= 30 else name for name, accepted in lacking

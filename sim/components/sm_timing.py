@@ -38,7 +38,6 @@ class SmTiming:
         self._instruction_s = machine.instruction_s
         self._flops_per_s = {
             Unit.BF16: machine.bf16_flops,
-            Unit.FP8: machine.fp8_flops,
             Unit.FP4: machine.fp4_flops or machine.bf16_flops,  # weights are decoded where there is no FP4
         }
         self._warp_sum_ps = picoseconds(machine.warp_sum_s)

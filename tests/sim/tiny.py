@@ -35,7 +35,7 @@ TINY = replace(
     # L2
     l2_effective_bytes=10_000, l2_read_bytes_per_s=4e12, l2_bytes_per_s_per_sm=0.4e12,
     l2_input_bytes_per_s_per_sm=0.4e12, l2_fragment_bytes_per_s_per_sm=0.1e12, l2_fragment_bytes_per_s=0.8e12,
-    l2_near_latency_s=10 * PS, l2_far_latency_s=10 * PS, l2_loaded_latency_s=10 * PS, l2_queueing_utilisation=0.9,
+    l2_far_latency_s=10 * PS, l2_loaded_latency_s=10 * PS, l2_queueing_utilisation=0.9,
     l2_hit_queueing_fraction=0.25, hbm_queue_threshold_s=400 * PS,
     # launches
     launch_latency_s=1000 * PS, pdl_trigger_to_launch_s=1000 * PS, block_refill_s=1000 * PS, fork_s=0.0,
@@ -46,7 +46,7 @@ TINY = replace(
     warp_sum_s=3 * PS, block_reduction_s=7 * PS, cluster_sync_s=20 * PS, grid_barrier_s=30 * PS, last_block_s=35 * PS,
     counter_handoff_s=40 * PS, tensor_core_setup_s=50 * PS,
     # arithmetic
-    dependent_mma_s=0.0, fp32_fma_per_clock_per_sm=1.0, bf16_flops=20e12, fp8_flops=40e12, fp4_flops=80e12,
+    dependent_mma_s=0.0, fp32_fma_per_clock_per_sm=1.0, bf16_flops=20e12, fp4_flops=80e12,
     fp4_weights_per_clock_per_sm=4.0,
     # NVLink
     nvlink_egress_bytes_per_s=1e12, nvlink_ingress_bytes_per_s=1e12, nvlink_one_way_s=200 * PS,

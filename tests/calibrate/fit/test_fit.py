@@ -105,7 +105,7 @@ def test_intervals_hold_every_case_and_the_bootstrap() -> None:
     for one in shipped().fitted:
         middle = 1.0 if isinstance(one.value, list) else one.value
         assert one.low <= middle <= one.high, one.field
-        if one.field not in ("num_sms", "l2_capacity_bytes", "l2_effective_bytes"):
+        if one.field not in ("num_sms", "l2_effective_bytes"):
             assert all(one.low <= case.value <= one.high for case in one.cases), one.field
             assert one.low <= one.statistical[0] <= one.statistical[1] <= one.high, one.field
 
@@ -146,7 +146,6 @@ EXPECTED = {
     "hbm_read_bytes_per_s": "hbm rates",
     "hbm_bytes_per_s_per_sm": "hbm rates",
     "hbm_latency_s": "chases",
-    "l2_near_latency_s": "chases",
     "l2_far_latency_s": "chases",
     "block_reduction_s": "loops",
     "cluster_sync_s": "loops",
@@ -392,7 +391,7 @@ def test_a_clock_that_drifted_leaves_all_cycles_undetermined(tmp_path: Path) -> 
     document = stored()
     document["cases"][0]["readings"]["sm_clock"]["runs"][1][:3] = [1.755e9] * 3
     undetermined = refitted(tmp_path, document).undetermined
-    for field in ("sm_clock_hz", "hbm_latency_s", "l2_near_latency_s", "counter_handoff_s", "kernel_prologue_s"):
+    for field in ("sm_clock_hz", "hbm_latency_s", "l2_far_latency_s", "counter_handoff_s", "kernel_prologue_s"):
         assert "clocks sm_clock: its runs are 2.245e+08 Hz apart" in undetermined[field], field
     assert "hbm_read_bytes_per_s" not in undetermined
 

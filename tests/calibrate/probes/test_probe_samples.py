@@ -96,9 +96,6 @@ def test_profile_is_what_was_measured() -> None:
         "l2_bytes_per_s_per_sm": median(
             "l2_read_one_sm", "read_rate", region_bytes=8388608, loads=4, threads=1024
         ),
-        "l2_near_latency_s": median("l2_chase_resident", "mean_without_stamps", region_mib=8)
-        * CYCLE_US
-        * 1e-6,
         "l2_far_latency_s": (median("l2_chase_written", "first_read_far_decile", sm=1) - STAMP_CYCLES)
         * CYCLE_US
         * 1e-6,

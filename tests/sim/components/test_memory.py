@@ -72,7 +72,7 @@ def test_hbm_traffic_crosses_the_l2_port() -> None:
     [(250_000, 12), (900_000, 12), (950_000, 31), (1_000_000, 50)],  # half way from 90 % to all: half way to 50
 )
 def test_a_dependent_load_queues_near_the_ceiling(rate: int, latency_ps: int) -> None:
-    env, one = memory(l2_near_latency_s=8 * PS, l2_far_latency_s=12 * PS, l2_loaded_latency_s=50 * PS)
+    env, one = memory(l2_far_latency_s=12 * PS, l2_loaded_latency_s=50 * PS)
     assert one.latency_ps() == 12  # a block waits for its slowest line
     one.fetch("", 1000, StreamLimit(rate, 1), reused=False)
     env.run(until=1)

@@ -55,7 +55,6 @@ def test_arithmetic_beyond_the_stream_is_compute(monkeypatch: Patch) -> None:
     [
         (Unit.CUDA_CORE, 80e12, 4000),  # 1 flop a picosecond on each of ten SMs
         (Unit.BF16, 80e12, 2000),
-        (Unit.FP8, 80e12, 1000),
         (Unit.FP4, 80e12, 500),
         (Unit.FP4, 0.0, 2000),  # without FP4 the bf16 rate
     ],
