@@ -85,6 +85,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "model", "model.paths", "model.documents", "kernels.harness", "calibrate", "calibrate.evidence",
         "calibrate.fit", *SIM,
     ),
+    "calibrate.ablation": (
+        "model", "model.paths", "kernels.work", "kernels.costs", "calibrate.compare", "calibrate.evidence", *SIM,
+    ),
     # The front door.
     "k3sim": ("model", "model.paths", "model.documents", *SIM, "calibrate.decode"),
     "k3sim.commands": (

@@ -1,7 +1,8 @@
 """Cost of the selected MXFP4 experts for one or a few rows, as the kernel of this folder computes them.
 
 ``gate_up`` and ``down`` are the two products as launches of their own, ``persistent`` is both in one; tiles are decoded
-to bf16, row by row, and an expert that two rows chose is read twice.
+to bf16, row by row, and an expert that two rows chose is read twice. The rate at which weights are decoded and
+multiplied is the machine's: probe ``mxfp4_rate`` runs the multiplying loop of this kernel.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from k3sim.kernels.footprints import built_code, footprint
-from k3sim.kernels.work import MachineCode, Pass, Read, Work
+from k3sim.kernels.work import MachineCode, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
 
 BITS_PER_WEIGHT = 4.25
@@ -40,7 +41,8 @@ def _own_launch(weight: Weight, num_blocks: int, rows: int, top_k: int, distinct
             num_address_loads=0 if row else 2,
             num_dependent_loads=1,
             reads=(Read(region=f"{weight.region}/{row}", num_bytes=num_bytes, early=row > 0),),
-            flops=2.0 * OWN_SLOTS_PER_WEIGHT * num_bytes * 8 / BITS_PER_WEIGHT,
+            unit=Unit.FP4,
+            decoded_weights=round(num_bytes * 8 / BITS_PER_WEIGHT),
             num_block_reductions=1,
         )
         for row in range(rows)
@@ -56,12 +58,6 @@ def _own_launch(weight: Weight, num_blocks: int, rows: int, top_k: int, distinct
         deep_prefetch=True,
         passes=passes,
     )
-
-
-# Lanes that a weight keeps busy for a clock in the kernel of this folder: 16 warps multiply 47 weights a clock and SM
-# where 128 lanes issue (probe mxfp4_rate). Counted instructions are 1.75: 11 integer ones for eight weights, their
-# share of an MMA, of a load from shared memory and of the scales; the rest is waiting for one another's results.
-OWN_SLOTS_PER_WEIGHT = 2.7
 
 
 def persistent(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, width: int) -> Work:
@@ -83,7 +79,8 @@ def persistent(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_mil
                     num_address_loads=1 if first else 0,
                     num_dependent_loads=1 if weight is weights[0] or row else 3,
                     reads=(Read(region=f"{weight.region}/{row}", num_bytes=num_bytes, early=not first),),
-                    flops=2.0 * OWN_SLOTS_PER_WEIGHT * num_bytes * 8 / BITS_PER_WEIGHT,
+                    unit=Unit.FP4,
+                    decoded_weights=round(num_bytes * 8 / BITS_PER_WEIGHT),
                     num_block_reductions=1,
                 )
             )
