@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from k3sim.model.architecture import Architecture
+from k3sim.model.collectives import FORMS, Collectives
 from k3sim.model.layout import Layout, Matrix, Workload, expert_slice, rank_matrices, rank_shapes
 from k3sim.model.routing import UNIFORM, Routing
 from k3sim.model.step import HEAD, START, Path, Row
@@ -41,7 +42,7 @@ class Call:
     trigger: str
     after: tuple[int, ...]
     sends: str  # name of the exchange it feeds, empty when none
-    transport: str  # how peers get the data: "push" or "pull"
+    transport: str  # how peers get the data: "push", "pull", or the form of an all-reduce
     group_size: int  # ranks of its exchange
     receives: tuple[int, ...]  # calls whose exchange it polls; itself when it sends and then receives
 
@@ -56,11 +57,20 @@ class Program:
     calls: tuple[Call, ...]
 
 
+COLLECTIVES = Collectives()
+
+
 def layer_kind(architecture: Architecture, layer: int) -> str:
     return f"{architecture.mixer(layer)}+{architecture.ffn(layer)}"
 
 
-def dimensions(architecture: Architecture, layout: Layout, workload: Workload, routing: Routing) -> dict[str, int]:
+def dimensions(
+    architecture: Architecture,
+    layout: Layout,
+    workload: Workload,
+    routing: Routing,
+    collectives: Collectives = COLLECTIVES,
+) -> dict[str, int]:
     """Every number a path row may name, for one rank of one data-parallel replica."""
     rows = -(-workload.concurrency // layout.dp)
     shapes = rank_shapes(architecture, layout)
@@ -76,6 +86,7 @@ def dimensions(architecture: Architecture, layout: Layout, workload: Workload, r
         "latent": moe.latent_size,
         "vocab": architecture.vocab_size,
         "ranks": layout.tp,
+        "all_reduce_form": FORMS.index(collectives.form(2 * rows * architecture.hidden_size, layout.tp)),
         "kda_heads": shapes.kda_heads,
         "kda_state_bytes": shapes.kda_state_bytes,
         "kda_conv_state_bytes": shapes.kda_conv_state_bytes,
@@ -108,11 +119,15 @@ def build_program(
     path: Path,
     *,
     routing: Routing = UNIFORM,
+    collectives: Collectives = COLLECTIVES,
     only_layers: Iterable[int] | None = None,
 ) -> Program:
-    """Bind ``path`` to shapes. ``only_layers`` keeps some layers (in order) for a folded simulation."""
+    """Bind ``path`` to shapes. ``only_layers`` keeps some layers (in order) for a folded simulation.
+
+    ``collectives``: what a library finds on the machine and chooses the form of an all-reduce by.
+    """
     kept = tuple(range(architecture.num_layers)) if only_layers is None else tuple(only_layers)
-    binder = _Binder(architecture, layout, path, dimensions(architecture, layout, workload, routing))
+    binder = _Binder(architecture, layout, path, dimensions(architecture, layout, workload, routing, collectives))
     binder.add_table(START, -1, START, 1, kept[0])
     for position, layer in enumerate(kept):
         next_layer = kept[position + 1] if position + 1 < len(kept) else None
@@ -196,7 +211,7 @@ class _Binder:
                 trigger=row.trigger,
                 after=tuple(needs),
                 sends=row.sends if layout.tp > 1 else "",
-                transport=row.transport,
+                transport=FORMS[self._dims["all_reduce_form"]].value if row.transport == "library" else row.transport,
                 group_size=names[row.group],
                 receives=tuple(receives) if layout.tp > 1 else (),
             )

@@ -36,7 +36,8 @@ class Row:
     after
         stages of other streams it waits for (the most recent call of each).
     sends, receives, transport
-        exchanges between ranks by name; ``push`` lands in peers' buffers, ``pull`` is a barrier and a load.
+        exchanges between ranks by name; ``push`` lands in peers' buffers, ``pull`` is a barrier and a load,
+        ``library`` an all-reduce in the form that libraries choose (``collectives.py``).
     group
         the ranks of an exchange: all of them (``ranks``) or those that share a context (``dcp``).
     min_rows, max_rows

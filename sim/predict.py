@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from k3sim.kernels.costs import work_of
+from k3sim.model.collectives import BLACKWELL, HOPPER, Collectives
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.program import Program, build_program
 from k3sim.model.step import Path
 from k3sim.sim.components.skew import Skew
 from k3sim.sim.engine import simulate
+from k3sim.sim.machine import Machine
 from k3sim.sim.question import Question
 from k3sim.sim.timeline.critical_path import Part, Segment, critical_path, cut, waits_ps
 from k3sim.sim.timeline.fold import Cell, Fold, cells, expand, fold_layers, folded_step_ps
@@ -136,9 +138,18 @@ def program_of(question: Question) -> tuple[Program, Fold | None]:
         question.workload,
         path,
         routing=question.routing,
+        collectives=collectives_of(question.machine),
         only_layers=fold.layers if fold else None,
     )
     return program, fold
+
+
+def collectives_of(machine: Machine) -> Collectives:
+    """What a library finds on ``machine``: thresholds of its generation, told by FP4, and multicast with sums."""
+    return Collectives(
+        thresholds=BLACKWELL if machine.fp4_flops else HOPPER,
+        has_multicast=bool(machine.nvlink_multicast and machine.nvlink_in_switch_reduction),
+    )
 
 
 def predict(question: Question) -> Prediction:

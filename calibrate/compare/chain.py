@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from k3sim.model.collectives import FORMS, Collectives, Form
 from k3sim.model.paths import find_path
 from k3sim.model.program import Call, Program, Weight
 from k3sim.sim.components.skew import Skew
@@ -20,6 +21,7 @@ from k3sim.sim.timeline.timeline import PS_PER_US
 
 ROUNDS = 12  # of a chain; the first ones are not counted
 WARM_UP = 3
+LIBRARY_ALL_REDUCE = "unfused.library_all_reduce"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,7 @@ class ChainedKernel:
     trigger: str = "start"
     sends: str = ""
     receives: str = ""
+    transport: str = "push"
 
 
 def kda_counts(heads: int, rows: int) -> dict[str, int]:
@@ -51,8 +54,8 @@ def bf16(num_outputs: int, depth: int) -> tuple[int, int, int]:
     return num_outputs, depth, 2 * num_outputs * depth
 
 
-def recorded_chain(loop: Mapping[str, Any]) -> tuple[ChainedKernel, ...]:
-    """The chain of a kernel's record in ``calibrate/evidence``."""
+def recorded_chain(loop: Mapping[str, Any], collectives: Collectives) -> tuple[ChainedKernel, ...]:
+    """The chain of a kernel's record in ``calibrate/evidence``; an all-reduce in the form that a library chooses."""
     return tuple(
         ChainedKernel(
             operator=kernel["operator"],
@@ -61,6 +64,8 @@ def recorded_chain(loop: Mapping[str, Any]) -> tuple[ChainedKernel, ...]:
             launch=loop["launch"],
             trigger=loop.get("trigger", "stream"),
         )
+        if kernel["operator"] != LIBRARY_ALL_REDUCE
+        else library_all_reduce(kernel["shape"], collectives, launch=loop["launch"])
         for kernel in loop["calls"]
     )
 
@@ -77,6 +82,22 @@ def chain_with_errors(kernels: Sequence[ChainedKernel], values_us: Sequence[floa
     """
     whole = [{(family_of_chain(kernels), "chain"): one} for one in values_us]
     return with_kernel_errors(values_us, whole, gpu, seed, in_chain=True)
+
+
+def library_all_reduce(
+    shape: Mapping[str, int], collectives: Collectives, *, form: Form | None = None, launch: str = "graph"
+) -> ChainedKernel:
+    """All-reduce of ``rows`` x ``hidden`` in bf16 over ``ranks``, in ``form`` or, by default, the library's."""
+    chosen = form or collectives.form(2 * shape["rows"] * shape["hidden"], shape["ranks"])
+    return ChainedKernel(
+        operator=LIBRARY_ALL_REDUCE,
+        shape={**shape, "form": FORMS.index(chosen)},
+        launch=launch,
+        trigger="end",
+        sends="sum",
+        receives="sum",
+        transport=chosen.value,
+    )
 
 
 def chain_us(
@@ -123,7 +144,7 @@ def _round(kernels: Sequence[ChainedKernel], number: int, group_size: int) -> li
                 trigger=kernel.trigger,
                 after=(),
                 sends=kernel.sends,
-                transport="push",
+                transport=kernel.transport,
                 group_size=group_size,
                 receives=(sent[kernel.receives],) if kernel.receives in sent else (),
             )

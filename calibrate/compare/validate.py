@@ -25,7 +25,7 @@ from k3sim.errors import UserError
 from k3sim.sim.draws import check_draws
 from k3sim.sim.intervals import with_errors_between, with_errors_of_step
 from k3sim.sim.machine import Machine
-from k3sim.sim.predict import Prediction
+from k3sim.sim.predict import Prediction, collectives_of
 from k3sim.sim.profile import load_machine
 from k3sim.sim.progress import OnDone, ignore_progress
 
@@ -193,8 +193,9 @@ def _of_loop(loop: Mapping[str, Any], num_draws: int, seed: int) -> Values:
 
 def loop_us(loop: Mapping[str, Any], machine: Machine | None = None) -> float:
     """Microseconds of the loop of a kernel's record, by default on the machine that it names."""
-    kernels = recorded_chain(loop)
-    return chain_us(kernels, machine or load_machine(loop["machine"]), kernel_set="public", group_size=1)
+    machine = machine or load_machine(loop["machine"])
+    kernels = recorded_chain(loop, collectives_of(machine))
+    return chain_us(kernels, machine, kernel_set="public", group_size=loop.get("ranks", 1))
 
 
 # -- summaries --------------------------------------------------------------------------------------------------------

@@ -128,6 +128,7 @@ class Loop(Record):
     trigger: Annotated[
         str, choice(("start", "wait", "stream", "end")), Field(description="when a kernel lets its successor launch")
     ] = "start"
+    ranks: Annotated[int, whole(1, 576), Field(description="GPUs of an exchange")] = 1
     calls: Annotated[list[Call], Field(min_length=1, description="the kernels in order")]
 
 

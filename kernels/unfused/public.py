@@ -7,9 +7,31 @@ from collections.abc import Sequence
 from k3sim.kernels.router_topk.cost import SELECTION_ROUNDS
 from k3sim.kernels.unfused.cost import BF16_BYTES, small
 from k3sim.kernels.work import Barrier, Pass, Read, Work
+from k3sim.model.collectives import FORMS, Form
 from k3sim.model.program import Weight
 
 BLOCK_ROUTING_ROWS = 4  # FlashInfer's ``BlockKernelMaxNumTokens``
+ROW_BLOCKS = 8  # of a one-shot all-reduce, a cluster a row
+MOST_BLOCKS = 128  # of all rows together, one an SM
+
+
+def library_all_reduce(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int, form: int) -> Work:
+    """All-reduce of ``[rows, hidden]`` in the form at position ``form`` of ``FORMS``.
+
+    One-shot: load, push to every peer, poll, sum of every rank's slot; a cluster of eight blocks a row, at most one
+    block an SM (NVIDIA/TensorRT-LLM ``allReduceFusionKernels.cu``). The other forms move slices of ``1 / ranks``, which
+    come from peers into registers and leave from there, so that no block loads or sums slots of its own memory.
+    """
+    row_bytes = rows * hidden * BF16_BYTES
+    blocks = min(ROW_BLOCKS * rows, MOST_BLOCKS)
+    if FORMS[form] is not Form.ONE_SHOT:
+        return small(num_blocks=blocks, sent_bytes_per_peer=row_bytes)  # of which ``Peers`` moves slices
+    return small(
+        num_blocks=blocks,
+        activation_bytes_per_block=row_bytes // blocks,
+        sent_bytes_per_peer=row_bytes,
+        then=(Pass(num_dependent_loads=1, activation_bytes_per_block=ranks * row_bytes // blocks),),
+    )
 
 
 def quantise(weights: Sequence[Weight], *, rows: int, width: int) -> Work:

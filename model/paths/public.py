@@ -19,6 +19,7 @@ LATENT, LOGITS = "sharded-router.latent", "sharded-router.logits"  # parts that 
 ROWS: dict[str, int | str] = {"rows": "rows"}
 MIX: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "sources": "sources"}
 ALL_REDUCE: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "ranks": "ranks"}
+LIBRARY_ALL_REDUCE: dict[str, int | str] = {**ALL_REDUCE, "form": "all_reduce_form"}
 PARTIAL_SUMS: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "slots": "ranks"}
 SHARDS: dict[str, int | str] = {"rows": "rows", "hidden": "hidden", "slots": 1}
 KDA_STATE: dict[str, int | str] = {
@@ -60,8 +61,8 @@ START_ROWS = (
     _row("host.inputs", "host", {"num_launches": 19, "num_graph_launches": 1}, launch="host", stream="host"),
     _row("embed.lookup", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, off=(REDUCE,),
          after=("host.inputs",)),
-    _row("embed.all_reduce", "unfused.all_reduce", ALL_REDUCE, launch="pdl", off=(REDUCE,),
-         sends="embed", receives=("embed",)),
+    _row("embed.all_reduce", "unfused.library_all_reduce", LIBRARY_ALL_REDUCE, launch="pdl", off=(REDUCE,),
+         sends="embed", receives=("embed",), transport="library"),
     _row("embed.push", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, on=(REDUCE,), sends="residual",
          trigger="start", after=("host.inputs",)),
 )
@@ -100,8 +101,8 @@ KDA_ROWS = (
     _row("prefetch.o_proj", "l2_prefetch.bulk", {"budget_bytes": 16 << 20}, weights=("kda.o_proj",), on=(FETCH,),
          stream="prefetch", after=("kda.in_proj",)),
     _row("kda.o_proj", "skinny_gemv.column_pair", ROWS, weights=("kda.o_proj",), off=(REDUCE,), **PUBLIC),
-    _row("kda.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(REDUCE,), launch="pdl",
-         sends="attention", receives=("attention",)),
+    _row("kda.all_reduce", "unfused.library_all_reduce", LIBRARY_ALL_REDUCE, off=(REDUCE,), launch="pdl",
+         sends="attention", receives=("attention",), transport="library"),
     _row("kda.o_proj", "proj_allreduce.produce", ROWS, weights=("kda.o_proj",), on=(REDUCE,),
          sends="attention", **EARLY),
 )
@@ -139,8 +140,8 @@ MLA_ROWS = (
     _row("mla.gate_multiply", "unfused.elementwise", {"rows": "rows", "width": "mla_value_width"}, needs="dcp",
          after=("mla.gate",)),
     _row("mla.o_proj", "skinny_gemv.column_pair", ROWS, weights=("mla.o_proj",), off=(REDUCE,), **PUBLIC),
-    _row("mla.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(REDUCE,), launch="pdl",
-         sends="attention", receives=("attention",)),
+    _row("mla.all_reduce", "unfused.library_all_reduce", LIBRARY_ALL_REDUCE, off=(REDUCE,), launch="pdl",
+         sends="attention", receives=("attention",), transport="library"),
     _row("mla.o_proj", "proj_allreduce.produce", ROWS, weights=("mla.o_proj",), on=(REDUCE,),
          sends="attention", **EARLY),
 )
@@ -156,8 +157,8 @@ DENSE_ROWS = (
     *_low_batch("dense.gate_up", "dense.gate_up", early=EARLY),
     _row("dense.situ", "unfused.elementwise", {"rows": "rows", "width": "dense_width"}, off=(BATCH,)),
     _row("dense.down", "skinny_gemv.column_pair", ROWS, weights=("dense.down",), off=(REDUCE,), **PUBLIC),
-    _row("dense.all_reduce", "unfused.all_reduce", ALL_REDUCE, off=(REDUCE,), launch="pdl",
-         sends="ffn", receives=("ffn",)),
+    _row("dense.all_reduce", "unfused.library_all_reduce", LIBRARY_ALL_REDUCE, off=(REDUCE,), launch="pdl",
+         sends="ffn", receives=("ffn",), transport="library"),
     _row("dense.down", "proj_allreduce.produce", ROWS, weights=("dense.down",), on=(REDUCE,),
          sends="residual", **EARLY),
 )

@@ -2,14 +2,15 @@
 
 | Step | Time |
 | --- | --- |
-| a push leaves | bytes x copies over ``nvlink_egress``: one copy a peer, one in all with multicast |
+| a push leaves | bytes x copies over ``nvlink_egress``: one a peer; one with multicast, or to the next of a ring |
 | it enters a peer | with those of all peers over ``nvlink_ingress`` (``bandwidth.py``: ports are shared evenly) |
-| it is visible | ``nvlink_one_way`` after its last byte left; a fenced one ``system_fence`` later |
+| it is visible | ``nvlink_one_way`` after its last byte left; a flag behind a fence ``system_fence`` later |
+| a fence behind it | stores to peers are acknowledged before the fence can end: as long as an empty load |
 | a poller has seen it | ``nvlink_visibility`` later, and ``slot_visibility`` for each slot beyond the first |
-| a pull | a fenced flag of 128 bytes, then a load: there and back, and bytes over the ingress port |
+| a load | there, an access to L2 there, and back, and bytes over the ingress port; a pull is a fenced flag before it |
 
-An exchange is complete when the data of all its ranks is visible. A load's bytes are summed by the switch where the
-machine can, and else every peer's part enters the port.
+An exchange is complete when the data of all its ranks is visible. A load's bytes are summed by the switch, and then one
+part enters the port, or every peer's part does.
 
 When ranks are identical one is simulated: it stands for all, so its own port carries what the peers send.
 """
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 import simpy
 
@@ -27,6 +29,22 @@ from k3sim.sim.timeline.timeline import Counter
 from k3sim.sim.units import bytes_per_us, picoseconds
 
 FLAG_BYTES = 128  # one line to each peer
+
+
+class Reach(Enum):
+    """Whom a push goes to, and in how many copies it leaves."""
+
+    PEERS = "every peer, in one copy where the machine has multicast"
+    EACH = "every peer, in a copy for each"
+    NEXT = "the next rank of a ring"
+
+
+class Fence(Enum):
+    """What is ordered before the flag that follows a push."""
+
+    NONE = "nothing: the data itself is polled"
+    OWN = "stores to the rank's own memory"
+    PEERS = "stores to peers, which have to be acknowledged"
 
 
 @dataclass(eq=False)
@@ -46,6 +64,7 @@ class Fabric:
         self._ranks = ranks
         self._multicast = bool(machine.nvlink_multicast)
         self._one_way_ps = picoseconds(machine.nvlink_one_way_s)
+        self._far_access_ps = picoseconds(machine.l2_latency_s)
         self._fence_ps = picoseconds(machine.system_fence_s)
         self._visibility_ps = picoseconds(machine.nvlink_visibility_s)
         self._slot_ps = picoseconds(machine.slot_visibility_s)
@@ -57,29 +76,39 @@ class Fabric:
             capacities[f"egress {rank}"] = self._egress
             capacities[f"ingress {rank}"] = self._ingress
         self._ports = SharedBandwidth(env, capacities)
-        self._exchanges: dict[tuple[int, int], Exchange] = {}
-        self._weights: dict[tuple[int, int], dict[str, int]] = {}  # of pushes, by rank and size of the group
+        self._fence_delay_ps = {
+            Fence.NONE: 0,
+            Fence.OWN: self._fence_ps,
+            Fence.PEERS: 2 * self._one_way_ps + self._far_access_ps + self._fence_ps,
+        }
+        self._exchanges: dict[tuple[int, int, int], Exchange] = {}
+        self._weights: dict[tuple[int, int, int], dict[str, int]] = {}  # of pushes, by rank, size of the group, copies
 
-    def exchange(self, index: int, rank: int, group_size: int) -> Exchange:
-        """The exchange that call ``index`` feeds among the group of ``rank``, made at first use."""
-        key = (index, rank // group_size)
+    def exchange(self, index: int, rank: int, group_size: int, step: int = 0) -> Exchange:
+        """The exchange that call ``index`` feeds among the group of ``rank``, made at first use; one of each step."""
+        key = (index, step, rank // group_size)
         if key not in self._exchanges:
             self._exchanges[key] = Exchange(group_size, simpy.Event(self._env))
         return self._exchanges[key]
 
-    def sent_bytes(self, bytes_per_peer: int, group_size: int) -> int:
-        """Bytes that leave the port."""
-        return bytes_per_peer * (1 if self._multicast else group_size - 1)
+    def copies(self, group_size: int, reach: Reach = Reach.PEERS) -> int:
+        """Copies of a push that leave the port."""
+        if reach is Reach.NEXT or (reach is Reach.PEERS and self._multicast):
+            return 1
+        return group_size - 1
 
     def visibility_ps(self, num_slots: int) -> int:
         """From when all data of an exchange is visible until a poller of ``num_slots`` slots has seen it."""
         return self._visibility_ps + (num_slots - 1) * self._slot_ps
 
-    def push(self, rank: int, exchange: Exchange, bytes_per_peer: int, *, fenced: bool = False) -> simpy.Event:
-        """Send to every peer of the group; the event fires when the last store has left."""
-        weights = self._push_weights(rank, exchange.group_size)
-        sent = self._ports.transfer(bytes_per_peer, weights, self._egress)
-        delay_ps = self._one_way_ps + (self._fence_ps if fenced else 0)
+    def push(
+        self, rank: int, exchange: Exchange, num_bytes: int, *,
+        reach: Reach = Reach.PEERS, fence: Fence = Fence.NONE,
+    ) -> simpy.Event:  # fmt: skip
+        """Send ``num_bytes`` to whom ``reach`` says; the event fires when the last store has left."""
+        weights = self._push_weights(rank, exchange.group_size, reach)
+        sent = self._ports.transfer(num_bytes, weights, self._egress)
+        delay_ps = self._one_way_ps + self._fence_delay_ps[fence]
 
         def arrive(_: simpy.Event) -> None:
             self._env.timeout(delay_ps).callbacks.append(lambda _: self._visible(rank, exchange))
@@ -91,31 +120,32 @@ class Fabric:
             sent.callbacks.append(arrive)
         return sent
 
-    def _push_weights(self, rank: int, group_size: int) -> Mapping[str, int]:
+    def _push_weights(self, rank: int, group_size: int, reach: Reach) -> Mapping[str, int]:
         """Copies of a push that leave the port of a rank, and that enter those of its peers."""
-        known = self._weights.get((rank, group_size))
-        if known is not None:
-            return known
-        peers = group_size - 1
-        weights = {f"egress {rank}": 1 if self._multicast else peers}
+        copies = self.copies(group_size, reach)
+        receivers = 1 if reach is Reach.NEXT else group_size - 1
+        key = (rank, receivers, copies)
+        if key in self._weights:
+            return self._weights[key]
+        weights = {f"egress {rank}": copies}
         if len(self._ranks) == 1:
-            # Its peers do the same at the same time, so this port receives from all of them.
-            weights[f"ingress {rank}"] = peers
+            # Its peers do the same at the same time, so this port receives from all that send to it.
+            weights[f"ingress {rank}"] = receivers
         else:
-            for other in self._group(rank, group_size):
-                if other != rank:
-                    weights[f"ingress {other}"] = 1
-        self._weights[rank, group_size] = weights
+            group = self._group(rank, group_size)
+            for ahead in range(1, receivers + 1):
+                weights[f"ingress {group[(rank - group.start + ahead) % group_size]}"] = 1
+        self._weights[key] = weights
         return weights
 
-    def load(self, rank: int, exchange: Exchange, num_bytes: int) -> simpy.Event:
+    def load(self, rank: int, exchange: Exchange, num_bytes: int, *, summed: bool | None = None) -> simpy.Event:
         """Load ``num_bytes`` of every peer's buffer; the event fires when the last byte is here.
 
-        Every peer loads too, so a port sends once for each of them. What comes in is one sum where the switch
-        adds up, and every peer's part where it does not.
+        Every peer loads too, so a port sends once for each of them. What comes in is one sum where the switch adds up
+        (``summed``; None: where the machine can), and every peer's part where it does not.
         """
         peers = exchange.group_size - 1
-        parts = 1 if self._in_switch_reduction else peers
+        parts = 1 if (self._in_switch_reduction if summed is None else summed) else peers
         weights = {f"egress {rank}": peers, f"ingress {rank}": parts}
         if len(self._ranks) > 1:
             weights = {f"ingress {rank}": parts}
@@ -132,7 +162,7 @@ class Fabric:
             assert moved.callbacks is not None
             moved.callbacks.append(lambda _: self._after(self._one_way_ps, arrived))
 
-        self._after(self._one_way_ps, request_arrived)
+        self._after(self._one_way_ps + self._far_access_ps, request_arrived)
         return loaded
 
     def _after(self, delay_ps: int, then: Callable[[simpy.Event], None]) -> None:

@@ -263,6 +263,10 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
         ((), {"rows": 1, "hidden": H, "ranks": 8}, 0),
         ((), {"rows": 4, "hidden": H, "ranks": 16}, 0),
     ),
+    "unfused.library_all_reduce": (
+        ((), {"rows": 1, "hidden": H, "ranks": 8, "form": 0}, 0),
+        ((), {"rows": 128, "hidden": H, "ranks": 8, "form": 1}, 0),
+    ),
     "unfused.batched_gemm": (
         ((bf16(12 * 512, 128),), {"rows": 1}, 1_572_864),
         ((bf16(6 * 128, 512),), {"rows": 4}, 786_432),
@@ -305,6 +309,14 @@ def test_bytes_counted_by_hand(operator: str) -> None:
         assert work_of(operator, weights, shape).moved_bytes() == expected
 
 
+def test_one_shot_runs_a_cluster_a_row() -> None:
+    blocks = [
+        work_of("unfused.library_all_reduce", (), {"rows": rows, "hidden": H, "ranks": 8, "form": 0}).num_blocks
+        for rows in (1, 4, 16, 36)
+    ]
+    assert blocks == [8, 32, 128, 128]
+
+
 def test_every_operator_is_counted() -> None:
     assert set(CASES) == set(all_costs())
     assert all(len(cases) == 2 for cases in CASES.values())
@@ -328,6 +340,7 @@ def test_shapes_used_here_are_the_models() -> None:
     ("operator", "weights", "shape", "expected"),
     [
         ("unfused.all_reduce", (), {"rows": 4, "hidden": H, "ranks": 8}, 4 * 14_336),
+        ("unfused.library_all_reduce", (), {"rows": 128, "hidden": H, "ranks": 8, "form": 1}, 128 * 14_336),
         ("unfused.embedding", (), {"rows": 1, "hidden": H}, 14_336),
         ("proj_allreduce.produce", (O_PROJ8,), {"rows": 4}, 4 * 14_336),
         ("proj_allreduce.produce_whole", (O_PROJ16,), {"rows": 4}, 4 * 14_336),

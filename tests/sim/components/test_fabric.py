@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import TINY
 
-from k3sim.sim.components.fabric import Fabric
+from k3sim.sim.components.fabric import Fabric, Fence
 
 
 def fabric(num_ranks: int, *, all_ranks: bool = True, **machine: object) -> tuple[simpy.Environment, Fabric]:
@@ -40,7 +40,7 @@ def test_a_push_is_visible_one_way_later() -> None:
 def test_a_fence_delays_what_is_seen_only() -> None:
     env, one = fabric(2, all_ranks=False)
     exchange = one.exchange(0, 0, 2)
-    env.run(until=one.push(0, exchange, 100, fenced=True))
+    env.run(until=one.push(0, exchange, 100, fence=Fence.OWN))
     assert env.now == 100
     env.run()
     assert exchange.visible_ps == {0: 360}
@@ -93,7 +93,7 @@ def test_multicast_leaves_the_port_once(
         env.run(until=sent)
         # With multicast the port would be done at 100; all seven peers' data enters at 7 bytes a picosecond.
         assert env.now == (100 if multicast else end_ps)
-        assert one.sent_bytes(100, 8) == egress
+        assert 100 * one.copies(8) == egress
         assert bytes_of(one, "nvlink egress", 1000)[0] == pytest.approx(egress, abs=1)
         assert bytes_of(one, "nvlink ingress", 1000)[0] == pytest.approx(700, abs=1)
 
@@ -103,7 +103,7 @@ def test_a_load_returns_one_sum_or_parts(in_switch: bool, received: int) -> None
     env, one = fabric(8, nvlink_in_switch_reduction=in_switch)
     env.run(until=one.load(0, one.exchange(0, 0, 8), 100))
     # There, what enters the port, and back; rates are whole, so a seventh of the port is rounded down.
-    assert env.now == pytest.approx(200 + received + 200, abs=1)
+    assert env.now == pytest.approx(200 + 10 + received + 200, abs=1)
     assert bytes_of(one, "nvlink ingress", 2000)[0] == pytest.approx(received, abs=1)
     assert bytes_of(one, "nvlink egress", 2000) == pytest.approx({rank: 100 for rank in range(1, 8)}, abs=1)
 

@@ -109,8 +109,8 @@ def test_a_pull_is_a_fenced_flag_and_load(monkeypatch: Patch) -> None:
         ("send", 1010, 1138),  # a line of 128 bytes
         ("peers", 1138, 1398),  # fence and flight
         ("poll", 1398, 1428),
-        ("send", 1428, 1928),  # there and back, and 100 bytes
-        ("block reduction", 1928, 1935),
+        ("send", 1428, 1938),  # there, an access to L2, and back, and 100 bytes
+        ("block reduction", 1938, 1945),
     ]
 
 
@@ -119,8 +119,59 @@ def test_without_switch_reduction_every_part_is_loaded(monkeypatch: Patch) -> No
     reduce = work(Pass(num_dependent_loads=1), sent_bytes_per_peer=100)
     calls = [call(0, "r", sends="x", receives=(0,), transport="pull", group_size=4)]
     timeline = simulate(monkeypatch, {"r": reduce}, calls, machine, num_ranks=4)
-    # There and back, and a port that serves three peers; rates are whole.
-    assert spans(kernel(timeline, "r"))[-1][2] - spans(kernel(timeline, "r"))[-1][1] == 400 + 301
+    # There, an access to L2, and back, and a port that serves three peers; rates are whole.
+    assert spans(kernel(timeline, "r"))[-1][2] - spans(kernel(timeline, "r"))[-1][1] == 410 + 301
+
+
+#: Of 400 bytes on four ranks: spans behind the load, bytes that leave a rank and that enter its port, flags included.
+FORMS = {
+    # Three copies of all, which three peers send as well; a third of the port is rounded down.
+    "one-shot": ([("send", 1010, 2211), ("peers", 2211, 2411), ("poll", 2411, 2441)], 1200, 1200),
+    "two-shot": (
+        [
+            ("send", 1010, 1395), ("peers", 1395, 1595), ("poll", 1595, 1625),  # three flags
+            ("send", 1625, 2336),  # there, L2, and back, and three slices of 100 bytes
+            ("send", 2336, 2637),  # the sum to three peers
+            ("peers", 2637, 3307), ("poll", 3307, 3337),  # acknowledged (410), fence (60), flight (200)
+        ],
+        384 + 300 + 300,
+        384 + 300 + 300,
+    ),
+    "in-switch": (
+        [
+            ("send", 1010, 1395), ("peers", 1395, 1595), ("poll", 1595, 1625), ("send", 1625, 2336),
+            ("send", 2336, 2637), ("peers", 2637, 3307), ("poll", 3307, 3337),
+        ],
+        128 + 300 + 100,  # a flag and a sum by multicast; the switch reads a slice for each peer
+        384 + 100 + 300,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("all_ranks", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_an_all_reduce_moves_what_its_form_says(monkeypatch: Patch, form: str, all_ranks: bool) -> None:
+    reduce = work(Pass(num_dependent_loads=1), sent_bytes_per_peer=400)
+    calls = [call(0, "r", sends="x", receives=(0,), transport=form, group_size=4)]
+    timeline = simulate(monkeypatch, {"r": reduce}, calls, num_ranks=4, all_ranks=all_ranks)
+    expected, sent, received = FORMS[form]
+    found = spans(kernel(timeline, "r"))[2:]
+    assert [name for name, _, _ in found] == [name for name, _, _ in expected]
+    for (_, *times), (_, *right) in zip(found, expected, strict=True):
+        assert times == pytest.approx(right, abs=4)  # rates are whole, and ports shared by three
+    assert kernel(timeline, "r").sent_bytes == sent
+    assert counter_bytes(timeline, "nvlink egress") == pytest.approx(sent, abs=4)
+    assert counter_bytes(timeline, "nvlink ingress") == pytest.approx(received, abs=4)
+
+
+@pytest.mark.parametrize("all_ranks", [False, True])
+def test_a_ring_hands_slices_on_in_turn(monkeypatch: Patch, all_ranks: bool) -> None:
+    reduce = work(Pass(num_dependent_loads=1), sent_bytes_per_peer=400)
+    calls = [call(0, "r", sends="x", receives=(0,), transport="ring", group_size=4)]
+    timeline = simulate(monkeypatch, {"r": reduce}, calls, num_ranks=4, all_ranks=all_ranks)
+    hop = [("send", 100), ("peers", 200), ("poll", 30)]
+    assert [(name, end - start) for name, start, end in spans(kernel(timeline, "r"))[2:]] == 6 * hop
+    assert counter_bytes(timeline, "nvlink egress") == counter_bytes(timeline, "nvlink ingress") == 600
 
 
 def test_a_slower_rank_holds_its_peers_up(monkeypatch: Patch) -> None:
