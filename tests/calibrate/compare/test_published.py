@@ -213,7 +213,7 @@ def test_every_claim_has_a_verdict_or_need() -> None:
 
 
 def test_a_claim_is_inside_its_interval(tmp_path: Path) -> None:
-    (free,) = claims.judge_claims([scenarios.load_scenario(scenario(tmp_path))], num_draws=3)
+    (free,) = claims.judge_claims([scenarios.load_scenario(scenario(tmp_path))], num_draws=6)
     answer = free.figures[0].answer
     assert answer is not None and answer.low < answer.predicted <= answer.high
     for value, about, verdict in (
@@ -224,7 +224,7 @@ def test_a_claim_is_inside_its_interval(tmp_path: Path) -> None:
         (answer.low * 0.97, 0.02, "outside"),
     ):
         path = scenario(tmp_path, value=value, about=about)
-        (one,) = claims.judge_claims([scenarios.load_scenario(path)], num_draws=3)
+        (one,) = claims.judge_claims([scenarios.load_scenario(path)], num_draws=6)
         assert one.verdict == verdict
 
 
