@@ -12,7 +12,7 @@ from typing import Any
 
 from k3sim.model.collectives import FORMS, Collectives, Form
 from k3sim.model.paths import find_path
-from k3sim.model.program import Call, Program, Weight
+from k3sim.model.program import COLLECTIVES, Call, Program, Weight
 from k3sim.sim.components.skew import Skew
 from k3sim.sim.engine import simulate
 from k3sim.sim.kernel_errors import family_of, with_kernel_errors
@@ -54,7 +54,9 @@ def bf16(num_outputs: int, depth: int) -> tuple[int, int, int]:
     return num_outputs, depth, 2 * num_outputs * depth
 
 
-def recorded_chain(loop: Mapping[str, Any], collectives: Collectives) -> tuple[ChainedKernel, ...]:
+def recorded_chain(
+    loop: Mapping[str, Any], collectives: Collectives = COLLECTIVES
+) -> tuple[ChainedKernel, ...]:
     """The chain of a kernel's record in ``calibrate/evidence``; an all-reduce in the form that a library chooses."""
     return tuple(
         ChainedKernel(
