@@ -64,7 +64,7 @@ class Fabric:
         self._ranks = ranks
         self._multicast = bool(machine.nvlink_multicast)
         self._one_way_ps = picoseconds(machine.nvlink_one_way_s)
-        self._far_access_ps = picoseconds(machine.l2_latency_s)
+        self._far_access_ps = picoseconds(machine.l2_far_latency_s)
         self._fence_ps = picoseconds(machine.system_fence_s)
         self._visibility_ps = picoseconds(machine.nvlink_visibility_s)
         self._slot_ps = picoseconds(machine.slot_visibility_s)
