@@ -9,6 +9,7 @@ Next to nothing is imported before ``main`` has begun, and from then on Ctrl-C f
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 
@@ -34,6 +35,7 @@ COMMANDS = (
     "calibrate",
     "kernels",
 )
+KEEPING = ("timeline",)  # commands of which nearly all that they make is in use until they end
 INTERRUPTED = 130
 READER_LEFT = 141  # 128 + SIGPIPE
 MOST_SAID = 800  # characters of a refusal
@@ -42,11 +44,14 @@ LONGEST_WORD = 160
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: a mistake in the input is one line on standard error and exit status 2."""
+    alone = arguments is None  # a process of its own
+    if alone:
+        gc.disable()  # loading makes no garbage worth looking for
     try:
         settle_streams()
         if arguments is None:
             _end_by_signals()
-        status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        status = _run(list(sys.argv[1:] if arguments is None else arguments), alone=alone)
         sys.stdout.flush()
     except OutputLost as lost:
         if lost.reader_left:
@@ -66,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(f"{where}{error.strerror or error}")
     finally:
         _flush_what_is_left()
+        if alone:
+            gc.freeze()  # or the interpreter looks through all of it once more as it ends
     raise SystemExit(status)
 
 
@@ -77,7 +84,7 @@ def _flush_what_is_left() -> None:
         return
 
 
-def _run(given: Sequence[str]) -> int:
+def _run(given: Sequence[str], *, alone: bool) -> int:
     """The exit status of a command. Raises UserError for one that cannot be honoured."""
     for one in given:
         if not _is_text(one):
@@ -90,6 +97,9 @@ def _run(given: Sequence[str]) -> int:
     from k3sim.app import build_app
 
     app = build_app(given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS)
+    if alone and given[:1] not in [[one] for one in KEEPING]:
+        gc.freeze()
+        gc.enable()
     try:
         status = app(args=list(given) or ["--help"], standalone_mode=False)
     except typer.Abort:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,6 +45,7 @@ def timeline(
     question = ask(options)
     if intervals:
         check_draws(draws or NUM_DRAWS)
+        gc.enable()  # of draws nothing is kept
     elif draws is not None:
         raise UserError("--draws: only with --intervals")
     folder = writable_folder(out)

@@ -39,6 +39,7 @@ class _Transfer:
     share: int = 1
     rate: int = 0
     standing: int = 0  # its part on a full resource: the share, or what it had left when the last one came
+    level: float = 0.0  # cap over standing: where filling stops it
 
 
 class SharedBandwidth:
@@ -53,6 +54,7 @@ class SharedBandwidth:
         self._generation = 0
         self._joined = False  # transfers have come since the last time
         self._used: dict[str, int] = {}
+        self._wanted = dict.fromkeys(self._capacities, 0)  # what all transfers would use at their caps
         self._steps: dict[str, list[tuple[int, int]]] = {name: [(0, 0)] for name in self._capacities}
 
     def transfer(
@@ -71,6 +73,8 @@ class SharedBandwidth:
         self._transfers.append(
             _Transfer(num_bytes * PS_PER_US, cap_bytes_per_us, weights, done, queue_bytes * PS_PER_US, share)
         )
+        for name, weight in weights.items():
+            self._wanted[name] += weight * cap_bytes_per_us
         self._joined = True
         self._settle_soon()
         return done
@@ -106,8 +110,7 @@ class SharedBandwidth:
     def _settle(self, _: simpy.Event) -> None:
         self._settle_pending = False
         self._advance()
-        used = self._share() if self._transfers else {}
-        self._note(used)
+        self._note(self._share() if self._transfers else {})
         self._schedule_next()
 
     def _advance(self) -> None:
@@ -117,15 +120,17 @@ class SharedBandwidth:
         self._settled_ps = now
         if not elapsed_ps or not self._transfers:
             return
-        left: list[_Transfer] = []
+        through = False
         for transfer in self._transfers:
             transfer.left -= transfer.rate * elapsed_ps
             # The last picosecond may offer more than was left: the transfer takes only what it asked for.
             if transfer.left <= 0:
                 transfer.done.succeed()
-            else:
-                left.append(transfer)
-        self._transfers = left
+                through = True
+                for name, weight in transfer.weights.items():
+                    self._wanted[name] -= weight * transfer.cap
+        if through:
+            self._transfers = [one for one in self._transfers if one.left > 0]
 
     def _share(self) -> dict[str, int]:
         """Find the rates of all transfers; returns what they use of each resource that they cross."""
@@ -135,23 +140,21 @@ class SharedBandwidth:
             for transfer in transfers:
                 left = transfer.left // PS_PER_US if transfer.standing else transfer.share
                 transfer.standing = max(1, min(transfer.share, left))
+                transfer.level = transfer.cap / transfer.standing
         # Where all of them fit at their caps, filling stops each of them at its cap.
-        used: dict[str, int] = {}
-        for transfer in transfers:
-            transfer.rate = cap = transfer.cap
-            for name, weight in transfer.weights.items():
-                used[name] = used.get(name, 0) + weight * cap
-        for name, rate in used.items():
+        for name, rate in self._wanted.items():
             if rate > capacities[name]:
                 break
         else:
-            return used
+            for transfer in transfers:
+                transfer.rate = transfer.cap
+            return {name: rate for name, rate in self._wanted.items() if rate}
         if len(transfers) == 1:
             (only,) = transfers
             only.rate = min(only.cap, *(capacities[name] // weight for name, weight in only.weights.items()))
         else:
             self._fill()
-        used = {}
+        used: dict[str, int] = {}
         for transfer in transfers:
             rate = transfer.rate
             for name, weight in transfer.weights.items():
@@ -161,22 +164,23 @@ class SharedBandwidth:
     def _fill(self) -> None:
         """Progressive filling: whoever reaches its cap first, or crosses the first resource that is full, stops."""
         free = dict(self._capacities)
-        rising = [(one.cap / one.standing, one) for one in self._transfers]
+        rising = self._transfers
         while rising:
             demand: dict[str, int] = {}
             lowest_cap = math.inf
-            for cap, transfer in rising:
-                lowest_cap = min(lowest_cap, cap)
+            for transfer in rising:
+                if transfer.level < lowest_cap:
+                    lowest_cap = transfer.level
+                standing = transfer.standing
                 for name, weight in transfer.weights.items():
-                    demand[name] = demand.get(name, 0) + weight * transfer.standing
+                    demand[name] = demand.get(name, 0) + weight * standing
             level, tightest = min([(free[name] / total, name) for name, total in demand.items()])
             capped = lowest_cap <= level
             room, total = free[tightest], demand[tightest]
             still = []
-            for one in rising:
-                cap, transfer = one
-                if cap != lowest_cap if capped else tightest not in transfer.weights:
-                    still.append(one)
+            for transfer in rising:
+                if transfer.level != lowest_cap if capped else tightest not in transfer.weights:
+                    still.append(transfer)
                     continue
                 rate = transfer.cap if capped else room * transfer.standing // total
                 # Never zero: integer division must not stall a transfer behind a full resource.
@@ -187,12 +191,16 @@ class SharedBandwidth:
 
     def _note(self, used: dict[str, int]) -> None:
         """Note what is used of each resource from now on."""
+        before = self._used
+        if used == before:
+            return
         now = self._settled_ps
-        for name in self._used:
+        for name in before:
             if name not in used:
                 self._note_rate(name, now, 0)
         for name, rate in used.items():
-            self._note_rate(name, now, rate)
+            if before.get(name) != rate:
+                self._note_rate(name, now, rate)
         self._used = used
 
     def _note_rate(self, name: str, now: int, rate: int) -> None:
