@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settle_streams()
         if arguments is None:
             _end_by_signals()
-        status = _run(list(sys.argv[1:] if arguments is None else arguments), alone=alone)
+        status = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except OutputLost as lost:
         if lost.reader_left:
@@ -84,7 +84,7 @@ def _flush_what_is_left() -> None:
         return
 
 
-def _run(given: Sequence[str], *, alone: bool) -> int:
+def _run(given: Sequence[str]) -> int:
     """The exit status of a command. Raises UserError for one that cannot be honoured."""
     for one in given:
         if not _is_text(one):
@@ -97,7 +97,7 @@ def _run(given: Sequence[str], *, alone: bool) -> int:
     from k3sim.app import build_app
 
     app = build_app(given[:1] if given[:1] and given[0] in COMMANDS else COMMANDS)
-    if alone and given[:1] not in [[one] for one in KEEPING]:
+    if not gc.isenabled() and not set(given[:1]) & set(KEEPING):
         gc.freeze()
         gc.enable()
     try:
