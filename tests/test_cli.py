@@ -497,3 +497,16 @@ def test_bench_prints_recorded_times_as_a_table(capsys: Capture, monkeypatch: py
     assert captured.out.endswith("samples  h200-kernels.json; 3 cases left, for --resume\n")
     assert run(*arguments, "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"schema_version": 2, **document}
+
+
+@pytest.mark.parametrize(("command", "collects"), [("timeline", False), ("claims", True), ("calibrate", True)])
+def test_only_what_keeps_all_collects_no_garbage(command: str, collects: bool) -> None:
+    script = (
+        "import gc, sys\n"
+        "from k3sim import app, cli\n"
+        "app.build_app = lambda names: lambda args, standalone_mode: print(gc.isenabled()) or 0\n"
+        f"sys.argv = ['k3sim', '{command}']\n"
+        "cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"{collects}\n"), done.stderr
