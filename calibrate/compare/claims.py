@@ -10,17 +10,22 @@ say on which path or layout the claim would hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
+from k3sim.calibrate.compare import known_bias
 from k3sim.calibrate.compare.case import ComparedCase
 from k3sim.calibrate.compare.draws import NUM_DRAWS, steps_us
 from k3sim.calibrate.compare.jobs import run_jobs
+from k3sim.calibrate.compare.known_bias import KnownBias, is_public_fused
+from k3sim.calibrate.evidence.claim_texts import HELD, filled
 from k3sim.calibrate.evidence.scenarios import Figure, Scenario, Side
 from k3sim.sim.draws import check_draws
 from k3sim.sim.intervals import interval_around
+from k3sim.sim.predict import predict
 from k3sim.sim.progress import OnDone, ignore_progress
+from k3sim.sim.question import question_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +91,21 @@ class JudgedClaim:
     scenario: Scenario
     figures: tuple[Judgement, ...]
     alternatives: tuple[tuple[Answer, bool], ...]  # and whether the first figure's claim holds there
+    bias: KnownBias | None = None  # of the fused path with public kernels, where the claim is about it
+
+    def text(self, name: str) -> str:
+        """A text of the scenario, with the numbers that it stands beside in place of what it has in braces."""
+        return filled(getattr(self.scenario, name), self._numbers())
+
+    def _numbers(self) -> dict[str, str]:
+        """Predicted values by label, and where the first figure's claim holds."""
+        answers = [one.answer for one in self.figures if one.answer is not None]
+        answers += [point for one in self.figures for point in one.series] + [one for one, _ in self.alternatives]
+        held = [one.label for one, holds in self.alternatives if holds]
+        return {
+            **{one.label: f"{one.predicted:.3g}" for one in answers},
+            HELD: ", ".join(held) if held else "none of the alternatives",
+        }
 
     @property
     def verdict(self) -> str:
@@ -104,10 +124,11 @@ class JudgedClaim:
             "claim": one.claim,
             "verdict": self.verdict,
             "figures": [each.to_dict() for each in self.figures],
-            "boundary": one.boundary,
-            "would_hold": one.would_hold,
+            "boundary": self.text("boundary"),
+            "would_hold": self.text("would_hold"),
             "alternatives": [{**each.to_dict(), "claim_holds": holds} for each, holds in self.alternatives],
-            "found": one.found,
+            "found": self.text("found"),
+            "known_bias": self.bias.to_dict() if self.bias else None,
             "source": one.source,
             "date": one.date,
         }
@@ -134,20 +155,30 @@ def judge_claims(
     needed = [
         {command for side in _sides(one) for command in (side.command, side.against)} - {""} for one in scenarios
     ]
+    biased = [any(is_public_fused(command) for command in one) for one in needed]
     commands = sorted(set[str]().union(*needed))
-    tasks = [partial(_steps_us, command, num_draws, seed) for command in commands]
+    published = sorted(known_bias.commands()) if any(biased) else []
+    tasks = [
+        *(partial(_published_us, command) for command in published),
+        *(partial(_steps_us, command, num_draws, seed) for command in commands),
+    ]
     steps: dict[str, tuple[float, ...]] = {}
+    of_published: dict[str, float] = {}
     judged: dict[int, JudgedClaim] = {}
 
     def judge_what_is_there() -> None:
         for number, one in enumerate(scenarios):
             if number not in judged and needed[number] <= steps.keys():
-                judged[number] = _judged(one, steps)
+                bias = known_bias.known_bias(of_published) if biased[number] else None
+                judged[number] = replace(_judged(one, steps), bias=bias)
                 on_claim(judged[number])
 
     judge_what_is_there()
-    for command, found in zip(commands, run_jobs(tasks, jobs=jobs, on_done=on_done), strict=True):
-        steps[command] = found
+    found = run_jobs(tasks, jobs=jobs, on_done=on_done)
+    for command in published:
+        of_published[command] = next(found)
+    for command in commands:
+        steps[command] = next(found)
         judge_what_is_there()
     return [judged[number] for number in range(len(scenarios))]
 
@@ -156,6 +187,11 @@ def _sides(scenario: Scenario) -> list[Side]:
     """Those that can be asked."""
     figures = [side for figure in scenario.figures if not figure.missing for side in figure.sides]
     return figures + ([] if scenario.figures[0].missing else list(scenario.alternatives))
+
+
+def _published_us(command: str) -> float:
+    """Step with the profile as shipped, in microseconds."""
+    return predict(question_of(command)).step_us
 
 
 @lru_cache(maxsize=256)

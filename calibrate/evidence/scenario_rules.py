@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from k3sim.calibrate.evidence.claim_texts import unknown_names
 from k3sim.calibrate.evidence.rules import DATE
 from k3sim.errors import UserError
 from k3sim.model.documents.document import Document, shown
@@ -77,11 +78,30 @@ def check_scenario(document: Document, capabilities: Mapping[str, bool]) -> None
     for index, figure in enumerate(figures if isinstance(figures, list) else ()):
         if isinstance(figure, dict):
             _check_figure(document, figure, ("figures", index), capabilities)
+    _check_texts(document, figures, alternatives)
     first = figures[0] if isinstance(figures, list) and figures and isinstance(figures[0], dict) else {}
     later = _lacks(first, capabilities)
     for index, side in enumerate(alternatives if isinstance(alternatives, list) else ()):
         if isinstance(side, dict):
             _check_side(document, side, ("alternatives", index), first.get("unit") in ("x", "falls"), later)
+
+
+def _check_texts(document: Document, figures: Any, alternatives: Any) -> None:
+    """What texts have in braces must be a label of the file, or published."""
+    sides = [one for part in (figures, alternatives) if isinstance(part, list) for one in part if isinstance(one, dict)]
+    sides += [
+        point
+        for one in sides
+        if isinstance(one.get("series"), list)
+        for point in one["series"]
+        if isinstance(point, dict)
+    ]
+    labels = [str(one.get("label")) for one in sides]
+    for name in ("found", "boundary", "would_hold"):
+        text = document.value.get(name)
+        for unknown in unknown_names(text, labels) if isinstance(text, str) else ():
+            near = nearest(unknown, tuple(labels))
+            document.fault((name,), f"has {{{unknown}}}{near}, accepted in braces: a label, or 'published ID'")
 
 
 def _check_figure(document: Document, figure: Mapping[str, Any], at: Keys, capabilities: Mapping[str, bool]) -> None:

@@ -82,9 +82,11 @@ def print_claims(claims: Sequence[JudgedClaim]) -> None:
                 "claim holds" if holds else "does not hold",
             )  # fmt: skip
         terminal.print_table(table)
-        console.print(f"boundary: {one.scenario.boundary}")
-        console.print(f"what would have to be true: {one.scenario.would_hold}")
-        console.print(f"behind it: {one.scenario.found} ({one.scenario.source}, {one.scenario.date})\n")
+        if one.bias is not None:
+            console.print(f"known bias: {one.bias.sentence} ('k3sim validate gb200-k3opt')")
+        console.print(f"boundary: {one.text('boundary')}")
+        console.print(f"what would have to be true: {one.text('would_hold')}")
+        console.print(f"behind it: {one.text('found')} ({one.scenario.source}, {one.scenario.date})\n")
     console.print(
         "The intervals hold what the machine's values and kernels of other families leave open (docs/accuracy.md); "
         "'k3sim validate' counts how many published results lie inside theirs.",
