@@ -204,7 +204,7 @@ def test_noise_is_what_the_source_says() -> None:
 @pytest.mark.slow
 def test_every_claim_has_a_verdict_or_need() -> None:
     loaded = [scenarios.load_scenario(path) for path in scenarios.shipped_scenarios()]
-    assert len(loaded) == 8
+    assert len(loaded) == 9
     for one in claims.judge_claims(loaded, num_draws=2):
         for figure in one.figures:
             words = ("inside", "outside", "cannot be judged: ", "needs ")
