@@ -177,9 +177,9 @@ def _gemm(cells: dict[str, str]) -> Chain:
     _check_rows(rows)
     # cuBLASLt launches its Blackwell kernels as programmatic dependents that wait inside (xiaguan/kern-k3-pp-prefill
     # notes/d-mlp.md, 2026-10).
-    launch = "graph" if _machine(cells["hardware"]) == "h200" else "pdl"
-    kernel = ChainedKernel(operator="cublas.gemm", weights=(bf16(outputs, depth),), shape={"rows": rows}, launch=launch,
-                trigger="end")  # fmt: skip
+    operator, launch = ("gemm", "graph") if _machine(cells["hardware"]) == "h200" else ("public_gemm", "pdl")
+    kernel = ChainedKernel(operator=f"cublas.{operator}", weights=(bf16(outputs, depth),), shape={"rows": rows},
+                launch=launch, trigger="end")  # fmt: skip
     return (kernel,), 6 if "6 different weight copies" in cells["condition"] else None
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from k3sim.kernels.cublas.cost import gemm as cublas_gemm
+from k3sim.kernels.cublas.public import public_gemm
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES, fma_flops, reads
 from k3sim.kernels.work import Barrier, Pass, Unit, Work, block_work
 from k3sim.model.program import Weight
@@ -63,7 +63,7 @@ def column_pair(weights: Sequence[Weight], *, rows: int) -> Work:
     keeps an entry that beats cuBLAS by 5 %).
     """
     if not _on_cuda_cores(weights, rows):
-        return cublas_gemm(weights, rows=rows)
+        return public_gemm(weights, rows=rows)
     return Work(
         num_blocks=sum(-(-one.num_outputs // 2) for one in weights),
         threads_per_block=224,

@@ -78,7 +78,7 @@ def _low_batch(
     """A product of the low-batch kernels: a ring that is filled before the wait, or cuBLAS's from three rows on."""
     return (
         _row(stage, "skinny_gemv.ring", ROWS, weights=weights, on=(BATCH,), max_rows=GEMV_ROWS, **early),
-        _row(stage, "cublas.gemm", ROWS, weights=weights, on=(BATCH,), min_rows=GEMV_ROWS + 1, **(late or {})),
+        _row(stage, "cublas.public_gemm", ROWS, weights=weights, on=(BATCH,), min_rows=GEMV_ROWS + 1, **(late or {})),
     )
 
 

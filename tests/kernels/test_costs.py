@@ -94,6 +94,10 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
     ),
     "skinny_gemv.low_latency": (((IN_PROJ8,), {"rows": 1}, 90_144_768), ((O_PROJ16,), {"rows": 4}, 11_010_048)),
     "cublas.gemm": (((IN_PROJ8,), {"rows": 1}, 90_144_768), ((O_PROJ16,), {"rows": 4}, 11_010_048)),
+    "cublas.public_gemm": (
+        ((IN_PROJ8,), {"rows": 1}, 90_144_768),
+        ((bf16(2112, H), bf16(768, H)), {"rows": 4}, 30_277_632 + 11_010_048),
+    ),
     "cublas.batched_gemm": (
         ((bf16(12 * 512, 128),), {"rows": 1}, 1_572_864),
         ((bf16(6 * 128, 512),), {"rows": 4}, 786_432),

@@ -91,8 +91,10 @@ def test_a_name_that_resembles_nothing_gets_no_hint() -> None:
 
 
 def test_every_operator_has_a_cost_and_row() -> None:
-    # The fastest public product for each shape is what public tables time; the paths run what an engine picks.
-    assert {row.operator for row in ROWS} - {"host"} == set(all_costs()) - {"skinny_gemv.low_latency"}
+    # The fastest public product for each shape is what public tables time, and tinygemm what was read on an H200; the
+    # paths run what an engine picks.
+    timed_alone = {"skinny_gemv.low_latency", "skinny_gemv.tinygemm"}
+    assert {row.operator for row in ROWS} - {"host"} == set(all_costs()) - timed_alone
 
 
 def test_every_named_weight_and_dimension_exists() -> None:
