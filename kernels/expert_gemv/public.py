@@ -123,6 +123,11 @@ def block(
     return _work(MAX_BLOCKS, passes)
 
 
+def route(weights: Sequence[Weight], *, rows: int, experts: int, latent: int) -> Work:
+    """``block`` that only selects, in front of one that does not: its blocks hold every SM, and then come again."""
+    return _work(MAX_BLOCKS, (selection(experts=experts, latent=0, num_quantise_reductions=0),))
+
+
 def task1(
     weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, width: int, experts: int, latent: int
 ) -> Work:

@@ -176,6 +176,10 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
             87_736_320 + 43_868_160,
         ),
     ),
+    "expert_gemv.route": (
+        ((), {"rows": 2, "experts": 896, "latent": L}, 0),
+        ((), {"rows": 8, "experts": 896, "latent": L}, 0),
+    ),
     "expert_gemv.task1": (
         ((W13_8,), {**EXPERTS1, "width": 384, "experts": 896, "latent": L}, 23_396_352),
         ((W13_16,), {**EXPERTS1, "width": 192, "experts": 896, "latent": L}, 11_698_176),
