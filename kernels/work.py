@@ -95,9 +95,6 @@ class Pass:
     num_blocks: int = 0  # blocks that take part, when not all of the kernel's do
     num_tensor_core_setups: int = 0  # scales, pipeline fill, TMEM allocation, in series
     num_tile_epilogues: int = 0  # of one block in series, two block reductions long each, beside the stream
-    num_dependent_mmas: int = 0  # of a warp, each adding to the sums of the one before, once its operands are there
-    num_stages: int = 0  # of a warp in series beside the stream, each ending with sums over the warp
-    stage_instructions: int = 0  # of a warp, in each
     num_block_reductions: int = 0  # in series, after the stream
     num_selection_rounds: int = 0  # of these, those that find the largest scores
     barrier: Barrier = Barrier.NONE

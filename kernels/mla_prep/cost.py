@@ -38,7 +38,6 @@ def fused(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int
                 reads=(Read(region=q_b.region, num_bytes=q_b.num_bytes, early=True),),
                 flops=2.0 * -(-rows // 8) * 8 * q_b.num_outputs * q_b.depth,
                 unit=Unit.BF16,
-                num_dependent_mmas=2 * q_b.depth // (32 * WARPS),
                 num_block_reductions=2,  # norm, projection
                 barrier=Barrier.CLUSTER_RELEASE,
                 num_barriers=1,

@@ -53,7 +53,6 @@ def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
                 reads=(Read(region=one.region, num_bytes=one.num_bytes, early=True),),
                 flops=2.0 * -(-rows // 8) * 8 * one.num_outputs * one.depth,
                 unit=Unit.BF16,
-                num_dependent_mmas=blocks_k // warps,
                 num_block_reductions=2,
             ),
         ),
