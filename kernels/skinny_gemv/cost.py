@@ -75,8 +75,7 @@ def _tiled(
             else fma_flops(weights, rows)
         ),
         unit=Unit.BF16 if config.is_mma else Unit.CUDA_CORE,
-        # In the fma form those of the warps are added up at once, without a tree.
-        num_block_reductions=1 if config.is_mma else 0,
+        num_block_reductions=1,  # sums over each warp, and those of the warps
         barrier=Barrier.CLUSTER_RELEASE if config.tiling.split > 1 else Barrier.NONE,
         num_barriers=1 if config.tiling.split > 1 else 0,
     )
