@@ -79,7 +79,6 @@ def test_a_refit_prints_a_table(folder: Path, capsys: Capture) -> None:
         ("--check --from h200", "--check fits nothing"),
         ("--check --machine gb300", "no stored measurements of NVIDIA GB300 NVL72"),
         ("--check --draws 1", "draws is 1; accepted: 2 to 1000"),
-        ("--from h200 --base h100", "the profile fitted from"),
     ],
 )
 def test_a_bad_request_is_one_line(folder: Path, capsys: Capture, arguments: str, reason: str) -> None:

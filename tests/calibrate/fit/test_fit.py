@@ -204,6 +204,14 @@ def test_a_reading_moves_its_value_alone(tmp_path: Path, name: str) -> None:
         assert after[other].value == pytest.approx(before[other].value, rel=0.03), other
 
 
+def test_values_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    """Copies half as fast again, and so faster than reads."""
+    document = scaled(stored(), lambda case, what, unit: 1.5 if case["probe"] == "hbm_copy" else 1.0)
+    profile = refitted(tmp_path, document).profile("mine")
+    with pytest.raises(UserError, match=r"^fitted: values.hbm_copy_bytes_per_s.value is .*hbm_read_bytes_per_s"):
+        machine_of(profile, "fitted")
+
+
 def planted_medians(document: Document, probe: str, quantity: str, value: Callable[[Document], float | None]) -> None:
     """Set both runs of a quantity to ``value`` of the case's parameters, but for noise; cases of None stay."""
     noise = random.Random(probe)
