@@ -58,7 +58,9 @@ REMOVED: Mapping[str, frozenset[str]] = {
             "held_block_tail_s",
             "kernel_exit_warm_s",
             "l2_capacity_bytes",
+            "l2_loaded_latency_s",
             "l2_near_latency_s",
+            "l2_queueing_utilisation",
             "product_chain_s",
             "warp_sum_s",
         }

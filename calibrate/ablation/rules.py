@@ -16,7 +16,7 @@ from typing import Any
 from k3sim.kernels import costs
 from k3sim.kernels.work import ActivationForm, Barrier, MachineCode, Pass, Work
 from k3sim.model.program import Weight
-from k3sim.sim.components import instruction_cache, peers
+from k3sim.sim.components import instruction_cache
 from k3sim.sim.components.bandwidth import SharedBandwidth
 from k3sim.sim.machine import Machine
 
@@ -161,14 +161,10 @@ RULES: tuple[Rule, ...] = (
          machine=_values(l2_effective_bytes=1)),
     Rule(name="l2-rate", says="all bytes cross the L2 port", place=f"{_SIM}/memory.py",
          machine=_values(l2_read_bytes_per_s=WITHOUT_BOUND, l2_bytes_per_s_per_sm=WITHOUT_BOUND)),
-    Rule(name="loaded-latency", says="an L2 hit queues near HBM's ceiling", place=f"{_SIM}/memory.py",
-         machine=_as(l2_loaded_latency_s="l2_far_latency_s")),
     Rule(name="hit-queueing", says="an L2 hit waits behind what was asked for", place=f"{_SIM}/memory.py",
          machine=_values(l2_hit_queueing_fraction=0.0)),
     Rule(name="queue-threshold", says="a short queue costs an L2 hit nothing", place=f"{_SIM}/memory.py",
          machine=_values(hbm_queue_threshold_s=0.0)),
-    Rule(name="hand-over-trips", says="a hand-over waits three times as an L2 hit", place=f"{_SIM}/peers.py",
-         replaced=((peers, "TRIPS", 1),)),
     Rule(name="shares", says="a full port is shared by bytes in flight", place=f"{_SIM}/bandwidth.py",
          replaced=((SharedBandwidth, "transfer", _even_shares),)),
     # Input
