@@ -121,6 +121,7 @@ class Work:
     ring_slots: int = 0  # of the load pipeline: the last slot's arithmetic begins when its bytes are there; 0: unknown
     co_resident: bool = False  # blocks start together, or wait for one another: none is done before all have started
     serial_instructions: int = 0  # of a warp behind its wait, where it grows with rows; 0: those of its ``MachineCode``
+    deep_prefetch: bool = False  # all bytes in flight are asked for at once, and others' trips to L2 wait behind them
     sent_bytes_per_peer: int = 0  # payload each peer receives
     polled_slots: int = 0  # that each poller waits for one after the other, 0: those of all ranks
     prefetches: bool = False  # its reads only fill L2, for kernels that ask for the same regions later

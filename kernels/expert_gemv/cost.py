@@ -55,6 +55,7 @@ def _own_launch(weight: Weight, num_blocks: int, rows: int, top_k: int, distinct
         ring_slots=OWN_RING_SLOTS,
         max_blocks_per_sm=1,
         registers_per_thread=80,
+        deep_prefetch=True,
         passes=passes,
     )
 
@@ -94,6 +95,7 @@ def persistent(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_mil
             "expert_gemv", "width192_bf16" if width <= 192 else "width384_bf16"
         ).allocated_registers,
         co_resident=True,
+        deep_prefetch=True,
         passes=tuple(passes),
     )
 

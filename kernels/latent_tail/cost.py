@@ -59,6 +59,7 @@ def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int
         bytes_in_flight_per_block=UP_OUTPUTS * latent * BF16_BYTES,
         max_blocks_per_sm=1,
         registers_per_thread=96,
+        deep_prefetch=True,
         passes=(
             Pass(
                 num_dependent_loads=-(-rows // 2),

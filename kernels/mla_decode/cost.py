@@ -72,6 +72,7 @@ def _clusters(*, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora
         bytes_in_flight_per_block=(4 if kv_row_bytes <= 576 else 2) * PAGE_TOKENS * kv_row_bytes,
         max_blocks_per_sm=1,
         registers_per_thread=footprint("mla_decode", "heads6_fp8").allocated_registers,
+        deep_prefetch=True,
         passes=(attend, add_up, merge) if merges else (attend, add_up),
     )
 

@@ -90,6 +90,7 @@ def _tiled(
         ring_slots=min(config.tiling.stages, config.num_stages),
         max_blocks_per_sm=2048 // config.threads,
         registers_per_thread=_registers(config, pushes=bool(sent_bytes_per_peer)),
+        deep_prefetch=True,
         passes=(multiply,),
         sent_bytes_per_peer=sent_bytes_per_peer,
     )

@@ -68,7 +68,7 @@ class LoadPipeline:
         in_flight = _in_flight_bytes(wave.work, early=early)
         if one.fill_bytes:
             in_flight = min(in_flight, one.fill_bytes)
-        limit = self._memory.limit(blocks, resident, in_flight)
+        limit = self._memory.limit(blocks, resident, in_flight, deep_prefetch=wave.work.deep_prefetch)
         return limit.at_pace(wave.pace)
 
     def start_early(

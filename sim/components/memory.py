@@ -71,7 +71,7 @@ class Memory:
         )
         self.l2 = L2Residency(int(machine.l2_effective_bytes))
         self.asked_bytes = 0  # of rings whose first bytes are still on their way
-        self._limits: dict[tuple[int, int, int], StreamLimit] = {}  # of kernels, which come again in every layer
+        self._limits: dict[tuple[int, int, int, bool], StreamLimit] = {}  # of kernels, which come again in every layer
         self._claimed: dict[str, int] = {}  # bytes of a region that kernels have asked for: no prefetch repeats them
         # A block resumes when its slowest line is there, and that lies in the far partition.
         self._idle_latency_ps = picoseconds(machine.l2_far_latency_s)
@@ -84,16 +84,18 @@ class Memory:
         num_blocks: int,
         resident_blocks: int,
         bytes_in_flight_per_block: int,
+        *,
+        deep_prefetch: bool = False,
     ) -> StreamLimit:
         """What a kernel can draw: by its bytes in flight (the machine's curve) and by the SMs it runs on."""
-        key = (num_blocks, resident_blocks, bytes_in_flight_per_block)
+        key = (num_blocks, resident_blocks, bytes_in_flight_per_block, deep_prefetch)
         known = self._limits.get(key)
         if known is None:
             known = self._limits[key] = self._limit(*key)
         return known
 
     def _limit(
-        self, num_blocks: int, resident_blocks: int, bytes_in_flight_per_block: int
+        self, num_blocks: int, resident_blocks: int, bytes_in_flight_per_block: int, deep_prefetch: bool
     ) -> StreamLimit:
         sms = min(num_blocks, int(self._machine.num_sms))
         in_flight = resident_blocks * bytes_in_flight_per_block
@@ -102,7 +104,7 @@ class Memory:
         return StreamLimit(
             bytes_per_us(hbm),
             bytes_per_us(sms * self._machine.l2_bytes_per_s_per_sm),
-            in_flight,
+            in_flight if deep_prefetch else 0,
             max(1, in_flight),
         )
 

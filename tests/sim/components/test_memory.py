@@ -22,11 +22,11 @@ def memory(**machine: object) -> tuple[simpy.Environment, Memory]:
 
 def test_bytes_in_flight_and_sms_cap_a_stream() -> None:
     _, one = memory(hbm_in_flight_curve=((100.0, 0.1e12), (1000.0, 1e12)), hbm_bytes_per_s_per_sm=0.3e12)
-    assert one.limit(10, 10, 100) == StreamLimit(100_000, 4_000_000, 1000, 1000)
-    assert one.limit(100, 20, 500) == StreamLimit(1_000_000, 4_000_000, 10_000, 10_000)  # L2 at the rate of all ten SMs
-    assert one.limit(2, 2, 1000) == StreamLimit(200_000, 800_000, 2000, 2000)
-    assert one.limit(2, 2, 5000) == StreamLimit(600_000, 800_000, 10_000, 10_000)  # two SMs draw no more
-    assert one.limit(10, 10, 10) == StreamLimit(10_000, 4_000_000, 100, 100)  # below the curve in proportion
+    assert one.limit(10, 10, 100) == StreamLimit(100_000, 4_000_000, share=1000)
+    assert one.limit(100, 20, 500) == StreamLimit(1_000_000, 4_000_000, share=10_000)  # L2 at the rate of all ten SMs
+    assert one.limit(2, 2, 1000) == StreamLimit(200_000, 800_000, share=2000)
+    assert one.limit(2, 2, 5000) == StreamLimit(600_000, 800_000, share=10_000)  # two SMs draw no more
+    assert one.limit(10, 10, 10) == StreamLimit(10_000, 4_000_000, share=100)  # below the curve in proportion
 
 
 def test_weights_are_served_from_l2_once() -> None:
