@@ -16,7 +16,7 @@ from typing import Any
 from k3sim.kernels import costs
 from k3sim.kernels.work import ActivationForm, Barrier, MachineCode, Pass, Work
 from k3sim.model.program import Weight
-from k3sim.sim.components import instruction_cache
+from k3sim.sim.components import instruction_cache, peers
 from k3sim.sim.components.bandwidth import SharedBandwidth
 from k3sim.sim.machine import Machine
 
@@ -165,6 +165,8 @@ RULES: tuple[Rule, ...] = (
          machine=_values(l2_hit_queueing_fraction=0.0)),
     Rule(name="queue-threshold", says="a short queue costs an L2 hit nothing", place=f"{_SIM}/memory.py",
          machine=_values(hbm_queue_threshold_s=0.0)),
+    Rule(name="hand-over-trips", says="a hand-over waits three times as an L2 hit", place=f"{_SIM}/peers.py",
+         replaced=((peers, "TRIPS", 1),)),
     Rule(name="shares", says="a full port is shared by bytes in flight", place=f"{_SIM}/bandwidth.py",
          replaced=((SharedBandwidth, "transfer", _even_shares),)),
     # Input

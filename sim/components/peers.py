@@ -3,7 +3,10 @@
 | Wait of a poller | Until |
 | --- | --- |
 | peers | the data of all ranks is visible; where one rank stands for all: of the slowest in the mean (``skew.py``) |
-| poll | it has seen it: ``Fabric.visibility_ps``, and the wait that an L2 hit has now |
+| poll | it has seen it: ``Fabric.visibility_ps``, and three of the waits that an L2 hit has now |
+
+A store, its way to be seen, and the look that finds it: beside a deep stream a hand-over takes three of the waits of an
+L2 hit longer (calibrate/probes, ``handoff_beside_stream``).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from k3sim.sim.components.skew import Lateness
 from k3sim.sim.timeline.timeline import KernelRun, Phase
 
 Steps = Generator[simpy.Event, Any, None]
+TRIPS = 3  # of a hand-over through memory
 FORM_NAMES = frozenset(form.value for form in Form)
 
 
@@ -70,7 +74,7 @@ class Peers:
         arrival_ps = exchange.visible_ps[self._rank]
         run.add_span(Phase.PEERS, int(env.now), sender.run.index, sender.sent_ps, arrival_ps)
         seen_ps = complete_ps + self._fabric.visibility_ps(num_slots or exchange.group_size)
-        left_ps = seen_ps + self._memory.queueing_ps() - int(env.now)
+        left_ps = seen_ps + TRIPS * self._memory.queueing_ps() - int(env.now)
         if left_ps > 0:
             yield env.timeout(left_ps)
             run.add_span(Phase.POLL, int(env.now), sender.run.index, sender.sent_ps, arrival_ps, complete_ps)
