@@ -2,7 +2,8 @@
 
 A profile is a JSON data file (``sim/machines/*.json``, or the user's own) in which every value carries its
 unit, kind, source, date and interval. Only primitives are allowed: no duration here belongs to one kernel of
-a model, and none comes from an end-to-end decode figure, so a predicted step is a prediction.
+a model, and none is fitted to an end-to-end decode figure, so a predicted step is a prediction. One,
+``rank_skew_relative_sd``, was read inside a step that is not judged for it.
 ``docs/machines.md`` says how a value was chosen where sources conflict.
 """
 

@@ -27,6 +27,11 @@ def machine_names() -> list[str]:
     return sorted(path.stem for path in _SHIPPED.glob("*.json"))
 
 
+def value_names() -> tuple[str, ...]:
+    """Names of a profile's values, in its order."""
+    return tuple(PROFILE_FIELDS)
+
+
 def profile_path(name: str) -> Path:
     """File of the shipped profile of that name."""
     return _SHIPPED / f"{name}.json"

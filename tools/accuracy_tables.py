@@ -76,10 +76,9 @@ def step_groups(found: Validation, own: Sequence[ComparedCase]) -> list[Group]:
             ]
             if rows:
                 groups.append(published_group(f"published, {path}, {gpu}", rows, f"k3sim validate {gpu}"))
-    layer = [row for row in found.rows if row.kind == "stage" and row.judged]
-    groups.append(
-        published_group("stages of one KDA layer, fused, gb200", layer, "k3sim validate gb200-k3opt-kda-layer")
-    )
+    layer = [row for row in found.rows if row.kind == "stage"]
+    title = "stages of one KDA layer, fused, gb200" + ("" if layer[0].judged else " (gave an input: not judged)")
+    groups.append(published_group(title, layer, "k3sim validate gb200-k3opt-kda-layer"))
     whole = {path: [row for row in own if row.label.startswith(f"{path}, ")] for path in ("stock", "fused")}
     some = [row for row in own if row not in whole["stock"] and row not in whole["fused"]]
     groups += [

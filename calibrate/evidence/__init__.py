@@ -2,7 +2,7 @@
 
 The tables are the JSON files of this folder, read strictly (``rules.py``): fields that are missing or unknown, units
 that are not known and values that cannot be are refused in one line, each with its line and what is accepted. They are
-compared, never used: no machine value, no Work and no path comes from an end-to-end time in them
+compared, never used: no machine value, no Work and no path is fitted to an end-to-end time in them
 (``tests/calibrate/compare/test_published.py``).
 
 Four kinds of record:
@@ -18,7 +18,7 @@ Four kinds of record:
     steps of an optimisation, each with the value after it and the parts of the path that it turns on.
 
 ``judged`` is false, with the reason in ``why``, where the model does not describe what was measured: such a record is
-listed, and not counted in medians.
+listed, and not counted in medians. So is one whose step gave the model an input (``read_inside``).
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Evidence:
     stage: str = ""
     layer: int = 0
     origin: str = ""
+    read_inside: tuple[str, ...] = ()  # inputs of the model that were read inside this very step
 
     @property
     def tokens(self) -> int:
@@ -135,7 +136,10 @@ def load_evidence(paths: Iterable[Path] | None = None) -> list[Evidence]:
 def _evidence(record: dict[str, Any]) -> Evidence:
     """A record that has been checked."""
     command = f"k3sim validate {record['id']}" if record["kind"] == "kernel" else record["command"]
-    return Evidence(**{**record, "value": float(record["value"]), "command": command})
+    inputs = tuple(record.get("read_inside", ()))
+    judged = {} if not inputs else {"judged": False, "why": f"read inside this step: {', '.join(inputs)}"}
+    given = {**record, "read_inside": inputs, "value": float(record["value"]), "command": command, **judged}
+    return Evidence(**given)
 
 
 def load_ladders(path: Path | None = None) -> list[Ladder]:

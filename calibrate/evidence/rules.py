@@ -28,7 +28,7 @@ from k3sim.model.documents.fields import (
 )
 from k3sim.model.documents.lines import Keys
 from k3sim.model.paths import PARTS
-from k3sim.sim.profile import machine_names
+from k3sim.sim.profile import machine_names, value_names
 from k3sim.sim.question import question_of
 
 SCHEMA_VERSION = 1
@@ -92,10 +92,19 @@ class Published(Record):
     why: Annotated[str, TEXT, Field(description="why it is not judged; with judged false only")] = ""
 
 
+#: Inputs of the model that may have been read inside a step: values of a profile, and how often the host launches.
+INPUTS = (*value_names(), "host launches")
+READ_INSIDE = "inputs of the model that were read inside this very step: it is listed then, and not judged"
+
+
 class StepRecord(Published):
     """A decode step, or a rate that follows from one."""
 
     command: Annotated[str, COMMAND, Field(description="the command that predicts it")]
+    read_inside: Annotated[
+        list[Annotated[str, choice(INPUTS, words="a value of a profile, or host launches")]],
+        Field(default_factory=list, description=READ_INSIDE),
+    ]
 
 
 class StageRecord(Published):
@@ -106,6 +115,10 @@ class StageRecord(Published):
     stage: Annotated[str, TEXT, Field(description="stage whose end was measured, as 'k3sim paths' names it")]
     layer: Annotated[int, whole(1, 92), Field(description="layer, counted from 0")]
     origin: Annotated[str, TEXT, Field(description="stage of the layer before, from whose end on is measured")]
+    read_inside: Annotated[
+        list[Annotated[str, choice(INPUTS, words="a value of a profile, or host launches")]],
+        Field(default_factory=list, description=READ_INSIDE),
+    ]
 
 
 class Call(Record):

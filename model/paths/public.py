@@ -56,8 +56,9 @@ PUBLIC: dict[str, Any] = {"launch": "pdl", "trigger": "stream"}
 ASIDE: dict[str, Any] = {"stream": "aux", "after": ("attn_res.ffn",)}
 
 START_ROWS = (
-    # Input preparation runs op by op before the graph: about 19 launches on vLLM's V2 runner, inferred from
-    # k3opt's "about 90 us" on GB200 and the cost of one launch from a Grace host.
+    # Input preparation runs op by op before the graph. 19 launches were read inside a step: k3opt's "about 90 us" on
+    # GB200 at the cost of one launch from a Grace host. vLLM's V2 runner makes 10 to 13 (``prepare_inputs``,
+    # ``prepare_attn`` and the metadata of two groups), each of which costs torch or Triton more than a bare launch.
     _row("host.inputs", "host", {"num_launches": 19, "num_graph_launches": 1}, launch="host", stream="host"),
     _row("embed.lookup", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, off=(REDUCE,),
          after=("host.inputs",)),
@@ -282,7 +283,7 @@ HEAD_ROWS = (
     _row("head.lm_head", "lm_head.top_k", ROWS, weights=("lm_head",), on=(ROUTE,), launch="pdl", sends="candidates"),
     _row("head.sample", "unfused.sample", {"rows": "rows", "ranks": "ranks"}, on=(ROUTE,), launch="pdl",
          receives=("candidates",)),
-    # Sampling op by op on the whole vocabulary: about 16 launches, inferred from k3opt's "60 to 100 us" on GB200;
+    # Sampling op by op on the whole vocabulary: 16 launches, read inside a step (k3opt's "60 to 100 us" on GB200);
     # with distributed sampling the token is drawn in the graph and two launches return it.
     _row("host.sampling", "host", {"num_launches": 16, "num_graph_launches": 0}, launch="host", stream="host",
          off=(ROUTE,), after=("head.logits",)),

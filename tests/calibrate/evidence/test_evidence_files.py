@@ -284,3 +284,13 @@ def test_mutated_files_are_read_or_refused(tmp_path: Path, data: st.DataObject) 
         load(path)
     except UserError as error:
         assert "\n" not in str(error) and len(str(error)) < 700
+
+
+def test_a_step_that_gave_an_input_is_not_judged(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.json", step(read_inside=["rank_skew_relative_sd", "host launches"]))
+    (one,) = load_evidence([path])
+    assert not one.judged
+    assert one.why == "read inside this step: rank_skew_relative_sd, host launches"
+    wrong = write(tmp_path / "wrong.json", step(read_inside=["luck"]))
+    with pytest.raises(UserError, match=r"read_inside\[0\] is \"luck\", accepted: num_sms"):
+        load_evidence([wrong])
