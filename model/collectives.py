@@ -52,10 +52,14 @@ HOPPER: Thresholds = (
 
 @dataclass(frozen=True, kw_only=True)
 class Collectives:
-    """What a library finds on a machine. ``has_multicast``: the switch copies stores to all, and adds up loads."""
+    """What a library finds on a machine.
+
+    ``has_multicast``: the switch copies stores to all, and adds up loads. ``forced``: the form whatever the size.
+    """
 
     thresholds: Thresholds = BLACKWELL
     has_multicast: bool = True
+    forced: Form | None = None
 
     def form(self, num_bytes: int, num_ranks: int) -> Form:
         """The form for ``num_bytes`` on every one of ``num_ranks``.
@@ -63,6 +67,8 @@ class Collectives:
         A number of ranks without a row takes the next that has one. Beyond the last, one-shot ends where as many bytes
         would enter a port. Without multicast a sum in the switch is one in two steps.
         """
+        if self.forced is not None:
+            return self.forced
         listed, bounds = next((one for one in self.thresholds if one[0] >= num_ranks), self.thresholds[-1])
         (one_shot_bytes, first), *others = bounds
         if num_bytes <= one_shot_bytes * min(1.0, listed / num_ranks):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from k3sim.kernels.costs import work_of
-from k3sim.model.collectives import BLACKWELL, HOPPER, Collectives
+from k3sim.model.collectives import BLACKWELL, HOPPER, Collectives, Form
 from k3sim.model.paths import SWITCHES, find_path
 from k3sim.model.program import Program, build_program
 from k3sim.model.step import Path
@@ -138,17 +138,21 @@ def program_of(question: Question) -> tuple[Program, Fold | None]:
         question.workload,
         path,
         routing=question.routing,
-        collectives=collectives_of(question.machine),
+        collectives=collectives_of(question.machine, question.all_reduce),
         only_layers=fold.layers if fold else None,
     )
     return program, fold
 
 
-def collectives_of(machine: Machine) -> Collectives:
-    """What a library finds on ``machine``: thresholds of its generation, told by FP4, and multicast with sums."""
+def collectives_of(machine: Machine, form: Form | None = None) -> Collectives:
+    """What a library finds on ``machine``: thresholds of its generation, told by FP4, and multicast with sums.
+
+    ``form``: that all its all-reduces take, None where it chooses.
+    """
     return Collectives(
         thresholds=BLACKWELL if machine.fp4_flops else HOPPER,
         has_multicast=bool(machine.nvlink_multicast and machine.nvlink_in_switch_reduction),
+        forced=form,
     )
 
 

@@ -21,6 +21,7 @@ from k3sim.sim.components.skew import Skew
 
 if TYPE_CHECKING:
     from k3sim.model.architecture import Architecture
+    from k3sim.model.collectives import Form
     from k3sim.model.layout import Layout, Workload
     from k3sim.model.step import Path
     from k3sim.sim.machine import Machine
@@ -63,6 +64,9 @@ class Options:
         UNIFORM.name, str, "How tokens choose experts: uniform, text, distinct experts a layer, or a file of counts."
     )
     pad_experts: bool | None = _option(None, bool, "Pad expert slices to 128; by default as the path does.")
+    all_reduce: str = _option(
+        "library", str, "All-reduces of the stock path: as libraries choose, or one-shot, two-shot, in-switch, ring."
+    )
     model: str | None = _option(None, str, "A config.json of the same family in place of Kimi K3's.")
 
     def command(self, verb: str = "timeline") -> str:
@@ -125,6 +129,7 @@ class Question:
     seed: int = 0
     routing: Routing = UNIFORM
     pad_experts: bool | None = None  # None: as the path does it
+    all_reduce: Form | None = None  # None: as libraries choose
     folded: bool = True
 
     def expected(self) -> Question:
@@ -185,6 +190,7 @@ def ask(options: Options) -> Question:
         context=workload.context,
         kv_dtype=workload.kv_dtype,
     )
+    all_reduce = _form(options, machine)
     skew = {None: Skew.EXPECTED, True: Skew.SAMPLED, False: Skew.OFF}[options.skew]
     return Question(
         architecture=architecture,
@@ -196,8 +202,29 @@ def ask(options: Options) -> Question:
         seed=options.seed,
         routing=routing,
         pad_experts=options.pad_experts,
+        all_reduce=all_reduce,
         folded=skew is not Skew.SAMPLED,
     )
+
+
+def _form(options: Options, machine: Machine) -> Form | None:
+    """The form of all-reduces that is asked for. Raises UserError for one that there is not."""
+    from k3sim.model.collectives import FORMS, Form
+
+    word = OPTIONS["all-reduce"].default
+    if options.all_reduce == word:
+        return None
+    sums = machine.nvlink_multicast and machine.nvlink_in_switch_reduction
+    accepted = [word, *(form.value for form in FORMS if sums or form is not Form.IN_SWITCH)]
+    if options.all_reduce not in accepted:
+        raise UserError(
+            f"all-reduce form {options.all_reduce!r} on {machine.name}; accepted there: {', '.join(accepted)}"
+        )
+    if options.kernels == "own":
+        raise UserError(
+            f"the project's own kernels sum in one shot; --all-reduce {options.all_reduce} needs --kernels public"
+        )
+    return Form(options.all_reduce)
 
 
 @lru_cache(maxsize=512)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +14,8 @@ from hypothesis import strategies as st
 from k3sim.errors import UserError
 from k3sim.model.paths import PARTS, SWITCHES
 from k3sim.model.switches import named
-from k3sim.sim.predict import predict
+from k3sim.sim.predict import predict, program_of
+from k3sim.sim.profile import profile_path
 from k3sim.sim.question import OPTIONS, Options, ask, question_of, read_command, read_side
 
 SWITCH_NAMES = st.lists(st.sampled_from([*SWITCHES, *PARTS]), max_size=3, unique=True).map(tuple)
@@ -88,3 +92,33 @@ def test_all_parts_of_a_switch_are_the_switch(switch: str) -> None:
 def test_every_option_is_a_field_with_help() -> None:
     assert [one.name for one in OPTIONS.values()] == [one.name for one in dataclasses.fields(Options)]
     assert all(one.help.endswith(".") for one in OPTIONS.values())
+
+
+@pytest.mark.parametrize("form", ["one-shot", "two-shot", "in-switch", "ring"])
+def test_a_form_of_all_reduces_is_taken(form: str) -> None:
+    question = question_of(f"k3sim timeline --path stock --all-reduce {form}")
+    program, _ = program_of(question)
+    assert {call.transport for call in program.calls if call.stage == "kda.all_reduce"} == {form}
+    assert question_of("k3sim timeline --path stock --all-reduce library").all_reduce is None
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--all-reduce tree", "'tree' on gb300; accepted there: library, one-shot, two-shot, in-switch, ring"),
+        ("--all-reduce ring --kernels own", "--all-reduce ring needs --kernels public"),
+    ],
+)
+def test_a_form_that_is_not_there_is_refused(options: str, says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(says)):
+        question_of(f"k3sim timeline {options}")
+
+
+def test_no_switch_sums_without_multicast(tmp_path: Path) -> None:
+    profile = json.loads(profile_path("gb300").read_text(encoding="utf-8"))
+    profile["name"] = "mine"
+    profile["values"]["nvlink_multicast"] |= {"value": False, "low": False, "high": False}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(profile), encoding="utf-8")
+    with pytest.raises(UserError, match=r"accepted there: library, one-shot, two-shot, ring$"):
+        question_of(f"k3sim timeline --machine {path} --all-reduce in-switch")
