@@ -158,7 +158,7 @@ def judge_claims(
     biased = [any(is_public_fused(command) for command in one) for one in needed]
     commands = sorted(set[str]().union(*needed))
     published = sorted(known_bias.commands()) if any(biased) else []
-    tasks = [
+    tasks: list[Callable[[], Any]] = [
         *(partial(_published_us, command) for command in published),
         *(partial(_steps_us, command, num_draws, seed) for command in commands),
     ]
