@@ -129,10 +129,14 @@ def alloc_exchange(conf: AttnResConfiguration, num: int) -> tuple[Any, Any, Any]
     )
 
 
-def expect(exchange: tuple[Any, Any, Any], num: int) -> None:
-    """By one thread, before the cluster barrier: arm the barrier for everything that will arrive."""
+def prepare(exchange: tuple[Any, Any, Any]) -> None:
+    """By one thread, before ``expect``: the barrier that counts what arrives."""
     cute.arch.mbarrier_init(exchange[2], 1)
     cute.arch.mbarrier_init_fence()
+
+
+def expect(exchange: tuple[Any, Any, Any], num: int) -> None:
+    """By one thread, before the cluster barrier: arm the barrier for everything that will arrive."""
     cute.arch.mbarrier_arrive_and_expect_tx(exchange[2], 4 * ROW_WARPS * sums_width(num))
 
 
@@ -246,6 +250,10 @@ def combine_kernel(
     logits_exchange = alloc_exchange(conf, 2 * num_sources)
     norm_exchange = alloc_exchange(conf, 1)
     if thread == 0:
+        prepare(logits_exchange)
+        prepare(norm_exchange)
+    cute.arch.sync_warp()
+    if thread == 0:
         expect(logits_exchange, 2 * num_sources)
         expect(norm_exchange, 1)
     cute.arch.cluster_arrive_relaxed()
@@ -291,6 +299,9 @@ def snapshot_part_kernel(
     began = timestamps.now("attn_res")
     exchange = alloc_exchange(conf, 2 * num_sources)
     if thread == 0:
+        prepare(exchange)
+    cute.arch.sync_warp()
+    if thread == 0:
         expect(exchange, 2 * num_sources)
     cute.arch.cluster_arrive_relaxed()
     if cutlass.const_expr(conf.pdl):
@@ -334,6 +345,9 @@ def fold_prefix_kernel(
     thread, _, _ = cute.arch.thread_idx()
     rank, row, _ = cute.arch.block_idx()
     exchange = alloc_exchange(conf, 4)
+    if thread == 0:
+        prepare(exchange)
+    cute.arch.sync_warp()
     if thread == 0:
         expect(exchange, 4)
     cute.arch.cluster_arrive_relaxed()

@@ -405,6 +405,8 @@ def split_head_kernel(
     if thread == 0:
         cute.arch.mbarrier_init(s_arrived, 1)
         cute.arch.mbarrier_init_fence()
+    cute.arch.sync_warp()
+    if thread == 0:
         cute.arch.mbarrier_arrive_and_expect_tx(s_arrived, 4 * conf.cluster * conf.sending_warps)
     began = timestamps.now("kda_decode")
     cute.arch.cluster_arrive_relaxed()  # the fence above published the barrier; nothing else is shared yet

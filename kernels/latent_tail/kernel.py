@@ -203,8 +203,9 @@ class TailUp(ConfiguredKernel[TailConfiguration]):
         if tid == 0:
             ptx.barrier_init(s_barrier, 1)
             ptx.barrier_init_fence()
-            ptx.barrier_expect(s_barrier, OUTPUTS * LATENT * 2)
         cute.arch.sync_threads()
+        if tid == 0:  # behind the barrier, as the initialisation may be another lane's
+            ptx.barrier_expect(s_barrier, OUTPUTS * LATENT * 2)
         if tid < OUTPUTS:
             g_row = up + Int64(block * OUTPUTS + tid) * (LATENT * 2)
             ptx.bulk_copy(s_weights + tid * ROW_BYTES, g_row, LATENT * 2, s_barrier)
