@@ -1,19 +1,18 @@
-"""Builds of ``l2_prefetch``: keeping what it fetches, or not."""
+"""The build of ``l2_prefetch``."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from k3sim.kernels.toolchain.catalogue import Compile, Kernels
+from k3sim.kernels.toolchain.catalogue import Kernels
 
 
 def kernels() -> Kernels:
-    def entry(keep: bool) -> Compile:
-        def compile_one() -> Any:
-            from k3sim.kernels.l2_prefetch.kernel import PrefetchConfiguration, compile_prefetch
+    def compile_one() -> Any:
+        from k3sim.kernels.l2_prefetch.kernel import PrefetchConfiguration, compile_prefetch
+        from k3sim.kernels.l2_prefetch.launch import ISSUING_BLOCKS
+        from k3sim.kernels.toolchain.compile_cache import architecture
 
-            return compile_prefetch(PrefetchConfiguration(keep=keep))
+        return compile_prefetch(PrefetchConfiguration(blocks=ISSUING_BLOCKS[architecture()]))
 
-        return compile_one
-
-    return {"keep": entry(True), "plain": entry(False)}
+    return {"plain": compile_one}

@@ -26,7 +26,7 @@ SLEEP_CYCLES = 100_000  # in which 22 MB arrive
 LEAST_SAVING_US = 1.5
 
 
-def _problem(keep: bool) -> Callable[[str, int], Problem]:
+def _problem() -> Callable[[str, int], Problem]:
     def make(device: str, seed: int) -> Problem:
         import torch
 
@@ -42,7 +42,7 @@ def _problem(keep: bool) -> Callable[[str, int], Problem]:
             times: list[float] = []
             for _ in range(NUM_READINGS + 1):
                 flush.sum()
-                launch.l2_prefetch(regions, budget_bytes=budget_bytes, keep=keep)
+                launch.l2_prefetch(regions, budget_bytes=budget_bytes)
                 torch.cuda._sleep(SLEEP_CYCLES)
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 start.record()
@@ -62,7 +62,7 @@ def _problem(keep: bool) -> Callable[[str, int], Problem]:
     return make
 
 
-def _timed(keep: bool, multiplies: bool) -> Callable[[str, int, int], Timed]:
+def _timed(*, multiplies: bool) -> Callable[[str, int, int], Timed]:
     def make(device: str, seed: int, l2_bytes: int) -> Timed:
         import torch
 
@@ -82,7 +82,7 @@ def _timed(keep: bool, multiplies: bool) -> Callable[[str, int, int], Timed]:
             regions = launch.make_regions([weight])
 
             def step() -> None:
-                launch.l2_prefetch(regions, budget_bytes=num_bytes, keep=keep)
+                launch.l2_prefetch(regions, budget_bytes=num_bytes)
                 if multiplies:
                     skinny_gemv(x, weight, out)
 
@@ -98,15 +98,12 @@ def cases() -> list[Case]:
     size, work = f"{SHAPE[0]}x{SHAPE[1]}", bulk([weight_of(*SHAPE)], budget_bytes=1 << 30)
     # In a row of prefetches the rate is HBM's; a time below the floor would mean that requests are dropped.
     return [
-        *(
-            Case(
-                operator="l2_prefetch", name=f"{size}{', keep' if keep else ''}", rows=1, works=(work,),
-                num_bytes=8 * SHAPE[0] * SHAPE[1], problem=_problem(keep), timed=_timed(keep, multiplies=False),
-            )
-            for keep in (False, True)
+        Case(
+            operator="l2_prefetch", name=size, rows=1, works=(work,), num_bytes=8 * SHAPE[0] * SHAPE[1],
+            problem=_problem(), timed=_timed(multiplies=False),
         ),
         Case(
             operator="l2_prefetch", name=f"{size}, and its product behind it", rows=1, works=(work,), num_bytes=0,
-            timed=_timed(False, multiplies=True),
+            timed=_timed(multiplies=True),
         ),
     ]

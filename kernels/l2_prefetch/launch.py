@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
-from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream
+from k3sim.kernels.toolchain.compile_cache import architecture, compiled_kernel, current_stream
 
 if TYPE_CHECKING:
     import torch
 
 MAX_REGIONS = 4096
+ISSUING_BLOCKS = {"sm_90a": 16, "sm_100a": 40, "sm_103a": 40}  # ``kernel.py`` says why
 
 
 def make_regions(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -33,11 +34,11 @@ def make_regions(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.tensor(table, dtype=torch.int64, device=tensors[0].device)
 
 
-def l2_prefetch(regions: torch.Tensor, *, budget_bytes: int, keep: bool = False) -> None:
+def l2_prefetch(regions: torch.Tensor, *, budget_bytes: int) -> None:
     """Ask L2 for ``regions [R, 2]`` (address, bytes; multiples of 16) in order, ``budget_bytes`` in all.
 
-    Returns with the requests under way on the current stream; nothing waits for the data. ``keep`` asks for evict-last
-    priority. Raises UserError before any launch; addresses on the device are not checked.
+    Returns with the requests under way on the current stream; nothing waits for the data. Raises
+    UserError before any launch; addresses on the device are not checked.
     """
     import torch
 
@@ -46,7 +47,7 @@ def l2_prefetch(regions: torch.Tensor, *, budget_bytes: int, keep: bool = False)
     if budget_bytes < 0:
         raise refuse("budget_bytes", budget_bytes, "0 or more")
     check_on_gpu("regions", regions)
-    compiled_kernel("l2_prefetch.kernel", "compile_prefetch", keep=keep)(
+    compiled_kernel("l2_prefetch.kernel", "compile_prefetch", blocks=ISSUING_BLOCKS[architecture()])(
         regions.data_ptr(),
         regions.shape[0],
         budget_bytes,

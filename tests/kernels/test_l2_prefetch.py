@@ -30,27 +30,28 @@ def test_what_cannot_be_honoured_is_named() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_prefetched_matrix_is_read_faster(keep) -> None:  # type: ignore[no-untyped-def]
-    weight = torch.randn(7168, 1536, device="cuda").bfloat16()
-    x = torch.randn(1, 1536, device="cuda").bfloat16()
+def test_what_was_prefetched_is_read_faster() -> None:
+    # Loads one behind the other: a search by halves over 22 MB, some 17 of them. A product would gain too little to
+    # judge by (0.75 us on an H200): L2 is not much faster than HBM for a stream.
+    table = torch.arange(11 << 19, dtype=torch.float32, device="cuda")
+    value = torch.full((1,), 0.37, device="cuda") * table.numel()
     flush = torch.randn(100 << 20, device="cuda")
-    regions = launch.make_regions([weight])
+    regions = launch.make_regions([table])
 
     def time_us(budget_bytes: int) -> float:
         times = []
-        for _ in range(30):
+        for _ in range(31):
             flush.sum()
-            launch.l2_prefetch(regions, budget_bytes=budget_bytes, keep=keep)
+            launch.l2_prefetch(regions, budget_bytes=budget_bytes)
             torch.cuda._sleep(100_000)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            x @ weight.T
+            torch.searchsorted(table, value)
             end.record()
             end.synchronize()
             times.append(start.elapsed_time(end) * 1e3)
-        return statistics.median(times)
+        return statistics.median(times[1:])
 
     time_us(0)
-    cold, warm = time_us(0), time_us(weight.numel() * 2)
-    assert warm < cold - 1.0, (cold, warm)  # 22 MB from L2 instead of HBM
+    cold, warm = time_us(0), time_us(22 << 20)
+    assert warm < cold - 1.5, (cold, warm)  # a load from L2 is 0.2 us shorter than one from HBM
