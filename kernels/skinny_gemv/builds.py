@@ -1,4 +1,4 @@
-"""Builds of ``skinny_gemv``: the matrices of K3 at TP8 and TP16 with rule tilings, at one row and at eight."""
+"""Builds of ``skinny_gemv``: the matrices of K3 at TP8 and TP16 as they are run, at one row and at eight."""
 
 from __future__ import annotations
 
@@ -16,11 +16,16 @@ GEMV_SHAPES = (
     (7168, 2112), (7168, 3584), (896, 3584), (448, 3584), (2304, 1536), (1152, 1536), (1536, 128), (768, 128),
     (20480, 7168), (10240, 7168),
 )  # fmt: skip
+# Matrices of other models, one rank's: q and kv of DeepSeek V3, and what Llama 3 8B and 70B, gpt-oss 120B and Qwen3 30B
+# read at TP1 to TP8. No table lists them.
+OTHER_SHAPES = (
+    (2048, 7168), (4096, 4096), (6144, 4096), (1280, 8192), (8192, 1024), (7168, 8192), (5120, 2880), (2048, 512),
+)  # fmt: skip
 GEMV_ROWS = (1, 8)  # the FMA and the tensor-core form
 
 
 def kernels() -> Kernels:
-    from k3sim.kernels.skinny_gemv.configuration import Epilogue, GemvConfiguration, rule_tiling
+    from k3sim.kernels.skinny_gemv.configuration import Epilogue, GemvConfiguration, choose_tiling
     from k3sim.kernels.toolchain.compile_cache import architecture
 
     def entry(
@@ -30,9 +35,15 @@ def kernels() -> Kernels:
             from k3sim.kernels.skinny_gemv.kernel import compile_gemv
 
             paired = epilogue is Epilogue.SITU_GLU
-            tiling = rule_tiling(
-                num_outputs=num_outputs, depth=depth, rows=rows, paired=paired, num_sms=NUM_SMS[architecture()]
+            tiling = choose_tiling(
+                num_outputs=num_outputs,
+                depth=depth,
+                rows=rows,
+                paired=paired,
+                num_sms=NUM_SMS[architecture()],
+                measured=architecture() == "sm_90a",
             )
+            assert tiling is not None, "every matrix of K3 has a form"
             return compile_gemv(
                 GemvConfiguration(
                     num_outputs=num_outputs,

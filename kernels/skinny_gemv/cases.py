@@ -1,4 +1,4 @@
-"""Cases of ``skinny_gemv``: every matrix of a TP8 and TP16 rank, each epilogue, the push."""
+"""Cases of ``skinny_gemv``: every matrix of a TP8 and TP16 rank, each epilogue, the push; matrices of other models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from k3sim.kernels.harness.bench import num_copies
 from k3sim.kernels.harness.cases import Call, Case, Output, Problem, Timed, rows_in_words
 from k3sim.kernels.harness.inputs import generator_on, normal
 from k3sim.kernels.harness.judges import alike_within, within
-from k3sim.kernels.skinny_gemv.builds import GEMV_SHAPES
+from k3sim.kernels.skinny_gemv.builds import GEMV_SHAPES, OTHER_SHAPES
 from k3sim.kernels.skinny_gemv.configuration import Epilogue
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES
 from k3sim.kernels.skinny_gemv.public import ring, ring_push
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ROWS = (1, 2, 8, 16)
 TIMED_ROWS = (1, 8)
+OTHER_ROWS = (1, 3, 5, 8, 12, 16)
+OTHER_TIMED_ROWS = (1, 3, 8, 12)  # each form; h200.json has them all
 NUM_PEERS = 8
 EPILOGUE_FAMILY = {
     Epilogue.NONE: "bf16_sum",
@@ -183,16 +185,17 @@ def _push_timed(num_outputs: int, depth: int, rows: int) -> Callable[[str, int, 
 
 def cases() -> list[Case]:
     found = []
-    for rows in ROWS:  # the cases that matter most come first, should time run out
-        for num_outputs, depth in GEMV_SHAPES:
-            found.append(
-                Case(
-                    operator="skinny_gemv", name=f"{num_outputs}x{depth}, {rows_in_words(rows)}", rows=rows,
-                    works=(ring([weight_of(num_outputs, depth)], rows=rows),), num_bytes=6 * num_outputs * depth,
-                    problem=_problem(num_outputs, depth, rows, Epilogue.NONE),
-                    timed=_timed(num_outputs, depth, rows, Epilogue.NONE) if rows in TIMED_ROWS else None,
-                )
+    products = [(shape, rows, rows in TIMED_ROWS) for rows in ROWS for shape in GEMV_SHAPES]
+    products += [(shape, rows, rows in OTHER_TIMED_ROWS) for rows in OTHER_ROWS for shape in OTHER_SHAPES]
+    for (num_outputs, depth), rows, timed in products:  # what matters most comes first, should time run out
+        found.append(
+            Case(
+                operator="skinny_gemv", name=f"{num_outputs}x{depth}, {rows_in_words(rows)}", rows=rows,
+                works=(ring([weight_of(num_outputs, depth)], rows=rows),), num_bytes=6 * num_outputs * depth,
+                problem=_problem(num_outputs, depth, rows, Epilogue.NONE),
+                timed=_timed(num_outputs, depth, rows, Epilogue.NONE) if timed else None,
             )
+        )
     for epilogue in (Epilogue.ADD, Epilogue.SIGMOID_GATE, Epilogue.SITU_GLU):
         for rows in (1, 5):
             found.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -207,24 +208,55 @@ class GemvConfiguration:
 
 # A block and its successor, which fills its ring meanwhile, share an SM's 228 KB; 1 KB a block is the system's.
 SHARED_RING_BYTES = 104 * 1024
-# Where a block streams several rings, a deep ring for itself is worth more than an early successor (h200.json).
+# Where a block of the ``mma`` form streams several rings, a deep ring for itself is worth more than an early successor.
 WHOLE_RING_BYTES = 200 * 1024
-WHOLE_FROM_BYTES = 300 * 1024
+# An SM's part of the weights from which on two blocks stream it side by side (``fma``), each with half of the memory.
+PAIR_FROM_BYTES = 240 * 1024
+MAX_ROW_TILES = 8
+# Clusters of four or eight find no room on all SMs at once: a GPC's SMs are no multiple of them (32 clusters of four
+# blocks of 200 KB take 11.3 us where 64 of two take 8.0).
+CLUSTERED_SHARE = 7 / 8
+# What adding up over a cluster costs, as bytes that an SM reads meanwhile, for each doubling of the blocks that share.
+DOUBLING_BYTES = 96 * 1024
+MIN_STAGES = 3  # of a warp: with two it waits for its own copies
+WARP_COUNTS = (8, 10, 9, 7, 6, 12, 11, 5, 4, 3, 2, 1)  # of the ``mma`` form, best first
 
 
 @functools.cache
-def measured_tilings() -> dict[tuple[int, int], dict[int, Tiling]]:
-    """The table of the H200: by (N, K), then by the most rows that a tiling serves, ascending."""
-    table: dict[tuple[int, int], dict[int, Tiling]] = {}
+def measured_tilings() -> dict[tuple[int, int, bool], dict[int, Tiling]]:
+    """The table of the H200: by (N, K, paired), then by the most rows that a tiling serves, ascending."""
+    table: dict[tuple[int, int, bool], dict[int, Tiling]] = {}
     for one in sorted(json.loads(TABLE.read_text())["entries"], key=lambda one: one["rows"]):
-        table.setdefault((one["num_outputs"], one["depth"]), {})[one["rows"]] = Tiling(**one["tiling"])
+        key = one["num_outputs"], one["depth"], one.get("paired", False)
+        table.setdefault(key, {})[one["rows"]] = Tiling(**one["tiling"])
     return table
 
 
-def rule_tiling(*, num_outputs: int, depth: int, rows: int, paired: bool = False, num_sms: int = 132) -> Tiling:
-    """A tiling from shape alone, for what no table lists. One or two rows use FMAs, more use tensor cores."""
+def choose_tiling(
+    *, num_outputs: int, depth: int, rows: int, paired: bool = False, num_sms: int = 132, measured: bool = True
+) -> Tiling | None:
+    """The form of a product: that of the table (``measured``: of an H200) where it lists the shape, else by the rule.
+
+    None: the product is cuBLAS's.
+    """
+    if measured:
+        for most_rows, tiling in measured_tilings().get((num_outputs, depth, paired), {}).items():
+            if rows <= most_rows:
+                return tiling
+    return rule_tiling(num_outputs=num_outputs, depth=depth, rows=rows, paired=paired, num_sms=num_sms)
+
+
+def rule_tiling(
+    *, num_outputs: int, depth: int, rows: int, paired: bool = False, num_sms: int = 132
+) -> Tiling | None:
+    """A tiling from shape and rows alone; None where neither form takes them, and the product is cuBLAS's.
+
+    One or two rows use FMAs, more use tensor cores. The second take a depth of a multiple of 32, the first four rows.
+    """
     if (rows <= 2 or depth % (4 * CHUNK)) and rows <= MAX_FMA_ROWS:
         return _fma_tiling(num_outputs, depth, rows, paired, num_sms)
+    if depth % (4 * CHUNK):
+        return None
     return _mma_tiling(num_outputs, depth, rows, num_sms)
 
 
@@ -236,14 +268,17 @@ def _fma_tiling(num_outputs: int, depth: int, rows: int, paired: bool, num_sms: 
     threads_k = next((span for span in spans if num_chunks % span == 0), spans[0])
     accesses = -(-num_chunks // threads_k)
     columns = num_outputs // 2 if paired else num_outputs
-    per_tile = -(-columns // num_sms) * (2 if paired else 1)
+    outputs = 2 if paired else 1
+    per_sm_bytes = -(-columns // num_sms) * outputs * depth * 2
+    pair = per_sm_bytes >= PAIR_FROM_BYTES
+    num_tiles = min(num_sms * (2 if pair else 1), columns)
+    per_tile = -(-columns // num_tiles) * outputs
     groups = max(1, min(384 // threads_k, per_tile))
-    rows_per_stage = max(1, min(4 // accesses, 4 // rows, -(-per_tile // groups)))
-    ring_bytes = WHOLE_RING_BYTES if per_tile * depth * 2 >= WHOLE_FROM_BYTES else SHARED_RING_BYTES
-    stages = ring_bytes // (rows_per_stage * accesses * 16 * threads_k * groups)
+    rows_per_stage = max(1, min(4 // accesses, 8 // rows, -(-per_tile // groups)))
+    stages = SHARED_RING_BYTES // (rows_per_stage * accesses * 16 * threads_k * groups)
     return Tiling(
         method="fma",
-        num_tiles=min(num_sms, columns),
+        num_tiles=num_tiles,
         threads_k=threads_k,
         groups=groups,
         rows_per_stage=rows_per_stage,
@@ -252,28 +287,34 @@ def _fma_tiling(num_outputs: int, depth: int, rows: int, paired: bool, num_sms: 
 
 
 def _mma_tiling(num_outputs: int, depth: int, rows: int, num_sms: int) -> Tiling:
-    num_16s = -(-num_outputs // 16)
-    row_tiles = min(4, -(-num_16s // num_sms))
-    num_tiles = -(-num_16s // row_tiles)
-    steps = depth // (4 * CHUNK)
-    split = 1
-    # Split while a block has more than its ring holds and two blocks an SM still hold them all.
-    while (
-        split < 8
-        and row_tiles == 1
-        and 16 * depth * 2 > 64 * 1024 * split
-        and num_tiles * split * 2 <= num_sms * 7 // 4
-        and steps % (split * 8) == 0
-    ):
-        split *= 2
-    warps = next(w for w in (8, 7, 6, 12, 11, 4, 3, 2, 1) if steps // split % w == 0)
-    stage_bytes = (2 * row_tiles + -(-rows // 8)) * 16 * warps * WARP
-    ring_bytes = WHOLE_RING_BYTES if row_tiles > 1 else SHARED_RING_BYTES
+    """One block an SM, with a ring of all its memory; of such forms the one whose busiest SM reads least.
+
+    A block reads its outputs' weights and, from L2, its part of all rows of x; wider blocks that share K read less x.
+    """
+    num_16s, steps, column_tiles = -(-num_outputs // 16), depth // (4 * CHUNK), -(-rows // 8)
+
+    def read_bytes(split: int, row_tiles: int) -> float:
+        """By the busiest SM."""
+        by_block = (16 * row_tiles + 8 * column_tiles) * depth * 2 / split
+        most_blocks = num_sms * (CLUSTERED_SHARE if split > 2 else 1)
+        num_waves = math.ceil(-(-num_16s // row_tiles) * split / most_blocks)
+        return num_waves * by_block + DOUBLING_BYTES * (split.bit_length() - 1)
+
+    forms = [
+        (split, row_tiles)
+        for split in (1, 2, 4, 8)
+        for row_tiles in range(1, MAX_ROW_TILES + 1)
+        if steps % split == 0
+    ]
+    split, row_tiles = min(forms, key=lambda form: read_bytes(*form))
+    fitting = [count for count in WARP_COUNTS if steps // split % count == 0]
+    warps = next((count for count in fitting if steps // split // count >= MIN_STAGES), fitting[-1])
+    stage_bytes = (2 * row_tiles + column_tiles) * 16 * warps * WARP
     return Tiling(
         method="mma",
-        num_tiles=num_tiles,
+        num_tiles=-(-num_16s // row_tiles),
         split=split,
         threads_k=warps * WARP,
         rows_per_stage=16 * row_tiles,
-        stages=max(1, min(ring_bytes // stage_bytes, steps // split // warps)),
+        stages=max(1, min(WHOLE_RING_BYTES // stage_bytes, steps // split // warps)),
     )

@@ -8,14 +8,15 @@ rows (7.13, 7.95, 8.24, 9.32 us; TokenSpeed routed_gemv.py, 2026-08) to within 1
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from k3sim.kernels.cublas.cost import gemm as cublas_gemm
 from k3sim.kernels.footprints import built_code
 from k3sim.kernels.skinny_gemv.configuration import (
     MAX_ROWS,
     Epilogue,
     GemvConfiguration,
-    measured_tilings,
-    rule_tiling,
+    choose_tiling,
 )
 from k3sim.kernels.work import ActivationForm, Barrier, MachineCode, Pass, Read, Unit, Work
 from k3sim.model.program import Weight
@@ -39,21 +40,23 @@ def fma_flops(weights: Sequence[Weight], rows: int) -> float:
 def _tiled(
     weights: Sequence[Weight], rows: int, *, paired: bool = False, fp32_out: bool = False, sent_bytes_per_peer: int = 0
 ) -> Work:
-    """The kernel of this folder with the tiling that it runs on an H200: ``h200.json``, or the rule beside it.
+    """What runs on an H200: this folder's kernel with the tiling that ``choose_tiling`` gives, or cuBLAS's product.
 
     Beyond ``MAX_ROWS``, which the kernel does not take, counts grow and the footprint stays.
     """
     taken = min(rows, MAX_ROWS)
     num_outputs, depth = sum(one.num_outputs for one in weights), weights[0].depth
-    tilings = {} if paired else measured_tilings().get((num_outputs, depth), {})
-    tiling = next((one for most_rows, one in tilings.items() if taken <= most_rows), None)
+    tiling = choose_tiling(num_outputs=num_outputs, depth=depth, rows=taken, paired=paired)
+    if tiling is None:
+        num_bytes = sum(one.num_bytes for one in weights)
+        return cublas_gemm([replace(weights[0], num_outputs=num_outputs, num_bytes=num_bytes)], rows=rows)
     config = GemvConfiguration(
         num_outputs=num_outputs,
         depth=depth,
         rows=taken,
         fp32_out=fp32_out,
         epilogue=Epilogue.SITU_GLU if paired else Epilogue.NONE,
-        tiling=tiling or rule_tiling(num_outputs=num_outputs, depth=depth, rows=taken, paired=paired),
+        tiling=tiling,
     )
     num_blocks = config.tiling.num_tiles * config.tiling.split
     # A slot of the mma form's ring holds x beside the weights.
@@ -105,6 +108,8 @@ def _registers(config: GemvConfiguration, *, pushes: bool) -> int:
     held_whole, more = config.num_stages <= config.tiling.stages, 32 if pushes else 0
     if config.is_mma:
         tiles = config.tiling.rows_per_stage // 16
+        if tiles > 4:
+            return more + {5: (72, 120), 6: (96, 136), 7: (112, 152)}.get(tiles, (128, 168))[config.column_tiles - 1]
         if config.column_tiles > 1:
             return more + {1: 40, 2: 64}.get(tiles, 80)
         return more + (40 if held_whole else {1: 40, 2: 48, 3: 80}.get(tiles, 64))

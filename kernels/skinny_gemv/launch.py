@@ -4,6 +4,7 @@
     skinny_gemv(x, w, out, epilogue=Epilogue.ADD, operand=residual)
     skinny_gemv_push(x, w, peers)                                                # to every address in peers
 
+What no form takes is cuBLAS's (``configuration.choose_tiling``): ``torch.mm``, launched behind all that came before it.
 Call once before a graph capture: the first call of a configuration compiles.
 """
 
@@ -16,33 +17,33 @@ import torch
 
 from k3sim.kernels.harness.checks import check_on_gpu, check_one_of, check_tensor, refuse
 from k3sim.kernels.skinny_gemv.configuration import (
+    MAX_FMA_ROWS,
     MAX_PEERS,
     MAX_ROWS,
     Epilogue,
     GemvConfiguration,
     Tiling,
-    measured_tilings,
-    rule_tiling,
+    choose_tiling,
 )
 from k3sim.kernels.toolchain.compile_cache import compiled, current_stream
 
+CUBLAS_ONLY = (
+    f"K a multiple of 32 beyond {MAX_FMA_ROWS} rows; any K as cuBLAS's product: out in bf16, no epilogue, no peers"
+)
 _WITH_OPERAND = (Epilogue.ADD, Epilogue.SIGMOID_GATE)
 
 
 @functools.cache
-def choose_tiling(*, num_outputs: int, depth: int, rows: int, paired: bool, device_index: int) -> Tiling:
-    """The measured tiling on an H200, where there is one for the shape; else the rule."""
+def tiling_on(*, num_outputs: int, depth: int, rows: int, paired: bool, device_index: int) -> Tiling | None:
+    """The form on a GPU (``configuration.choose_tiling``); the table is an H200's. None: cuBLAS."""
     properties = torch.cuda.get_device_properties(device_index)
-    if properties.name == "NVIDIA H200" and not paired:
-        for most_rows, tiling in measured_tilings().get((num_outputs, depth), {}).items():
-            if rows <= most_rows:
-                return tiling
-    return rule_tiling(
+    return choose_tiling(
         num_outputs=num_outputs,
         depth=depth,
         rows=rows,
         paired=paired,
         num_sms=properties.multi_processor_count,
+        measured=properties.name == "NVIDIA H200",
     )
 
 
@@ -51,6 +52,16 @@ def _function(
     num_outputs: int, depth: int, rows: int, fp32_out: bool, epilogue: Epilogue, num_peers: int, polled: bool,
     tiling: Tiling | None, device_index: int,
 ) -> Any:
+    """The compiled kernel, or None where the product is cuBLAS's."""
+    tiling = tiling or tiling_on(
+        num_outputs=num_outputs,
+        depth=depth,
+        rows=rows,
+        paired=epilogue is Epilogue.SITU_GLU,
+        device_index=device_index,
+    )
+    if tiling is None:
+        return None
     configuration = GemvConfiguration(
         num_outputs=num_outputs,
         depth=depth,
@@ -59,14 +70,7 @@ def _function(
         epilogue=epilogue,
         num_peers=num_peers,
         polled=polled,
-        tiling=tiling
-        or choose_tiling(
-            num_outputs=num_outputs,
-            depth=depth,
-            rows=rows,
-            paired=epilogue is Epilogue.SITU_GLU,
-            device_index=device_index,
-        ),
+        tiling=tiling,
     ).check()
 
     def build() -> Any:
@@ -93,6 +97,11 @@ def _launch(
         tiling,
         x.device.index,
     )
+    if function is None:
+        if out is None or fp32_out or epilogue is not Epilogue.NONE:
+            raise refuse("w.shape", tuple(w.shape), CUBLAS_ONLY)
+        torch.mm(x, w.T, out=out)
+        return
     with torch.cuda.device(x.device):
         function(
             x.data_ptr(),

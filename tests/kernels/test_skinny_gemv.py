@@ -15,14 +15,17 @@ torch = pytest.importorskip("torch")
 from k3sim.errors import UserError  # noqa: E402
 from k3sim.kernels.harness.tolerance import compare  # noqa: E402
 from k3sim.kernels.skinny_gemv import reference  # noqa: E402
+from k3sim.kernels.skinny_gemv.builds import OTHER_SHAPES  # noqa: E402
 from k3sim.kernels.skinny_gemv.configuration import (  # noqa: E402
     MAX_ROWS,
     Epilogue,
     GemvConfiguration,
     Tiling,
+    choose_tiling,
+    measured_tilings,
     rule_tiling,
 )
-from k3sim.kernels.skinny_gemv.launch import measured_tilings, skinny_gemv, skinny_gemv_push  # noqa: E402
+from k3sim.kernels.skinny_gemv.launch import skinny_gemv, skinny_gemv_push  # noqa: E402
 from k3sim.kernels.toolchain.compile_cache import ARCHITECTURES  # noqa: E402
 
 # (N, K) of every bf16 weight of a TP8 or TP16 rank that a decode step multiplies by; see model/layout.py.
@@ -37,7 +40,11 @@ SHAPES = [
     (7168, 3584), (896, 3584), (448, 3584),  # latent up
     (1536, 128), (768, 128),  # KDA decay, second factor
     (8448, 7168), (7168, 4224), (4224, 7168), (7168, 2112),  # dense layer 0
+    (560, 7168), (280, 7168),  # router and latent down, a rank's part
+    (20480, 7168), (10240, 7168),  # output head
+    (7168, 384),  # shared down
 ]  # fmt: skip
+PAIRED_SHAPES = [(8448, 7168), (4224, 7168), (1536, 7168), (768, 7168)]  # gate and up of dense layer and shared expert
 
 
 def _inputs(
@@ -103,12 +110,49 @@ def test_the_rule_tiles_every_shape_and_row_count(paired: bool) -> None:
 
 
 def test_measured_tilings_serve_every_shape_and_rows() -> None:
-    assert set(measured_tilings()) == set(SHAPES)
-    for (n, k), tilings in measured_tilings().items():
+    shapes = {(*shape, False) for shape in SHAPES} | {(*shape, True) for shape in PAIRED_SHAPES}
+    assert set(measured_tilings()) == shapes
+    for (n, k, paired), tilings in measured_tilings().items():
         assert list(tilings) == [1, 2, 8, 16]
         for rows in range(1, MAX_ROWS + 1):
             tiling = next(one for most, one in tilings.items() if rows <= most)
-            GemvConfiguration(num_outputs=n, depth=k, rows=rows, tiling=tiling).check()
+            assert choose_tiling(num_outputs=n, depth=k, rows=rows, paired=paired) == tiling
+            epilogue = Epilogue.SITU_GLU if paired else Epilogue.NONE
+            GemvConfiguration(num_outputs=n, depth=k, rows=rows, epilogue=epilogue, tiling=tiling).check()
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "split", "row_tiles", "blocks"),
+    [
+        ((2048, 7168), 12, 2, 2, 128),  # one wave; pairs of blocks read half of x
+        ((2048, 7168), 3, 1, 1, 128),
+        ((4096, 4096), 8, 1, 2, 128),
+        ((1280, 8192), 16, 4, 3, 108),  # clusters of four on less than all SMs
+        ((28672, 4096), 12, 1, 7, 256),  # two waves
+    ],
+)
+def test_the_rule_takes_the_form_whose_busiest_block_reads_least(
+    shape: tuple[int, int], rows: int, split: int, row_tiles: int, blocks: int
+) -> None:
+    tiling = rule_tiling(num_outputs=shape[0], depth=shape[1], rows=rows)
+    assert tiling is not None
+    assert (tiling.split, tiling.rows_per_stage // 16, tiling.num_tiles * tiling.split) == (split, row_tiles, blocks)
+
+
+def test_two_blocks_stream_side_by_side_where_an_sm_reads_much() -> None:
+    assert [rule_tiling(num_outputs=n, depth=4096, rows=1).num_tiles for n in (3072, 4096)] == [132, 264]
+
+
+def test_what_no_form_takes_is_cublas_product() -> None:
+    from k3sim.kernels.cublas.cost import gemm
+    from k3sim.kernels.skinny_gemv.cost import tiled
+    from k3sim.model.program import Weight
+
+    weight = Weight(region="w", num_outputs=3000, depth=1000, num_bytes=6_000_000)
+    assert rule_tiling(num_outputs=3000, depth=1000, rows=4) is not None
+    assert choose_tiling(num_outputs=3000, depth=1000, rows=5) is None
+    assert tiled([weight], rows=5) == gemm([weight], rows=5)
+    assert tiled([weight], rows=4) != gemm([weight], rows=4)
 
 
 def test_a_tiling_that_does_not_divide_is_refused() -> None:
@@ -221,6 +265,23 @@ def _check_on_gpu(
 def test_every_shape_matches_the_reference(shape: tuple[int, int]) -> None:
     for rows in (1, 2, 3, 8, 9, 16):
         _check_on_gpu(*shape, rows, seed=rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", OTHER_SHAPES)
+def test_shapes_that_no_table_lists_match_too(shape: tuple[int, int]) -> None:
+    for rows in (1, 2, 3, 8, 12, 16):
+        _check_on_gpu(*shape, rows, seed=rows)
+
+
+@pytest.mark.gpu
+def test_what_no_form_takes_is_handed_to_cublas() -> None:
+    _check_on_gpu(300, 1000, 4)
+    _check_on_gpu(300, 1000, 5)
+    x, w, operand = _inputs(300, 1000, 5, device="cuda", operand_width=300)
+    out = torch.empty(5, 300, dtype=torch.bfloat16, device="cuda")
+    with pytest.raises(UserError, match="K a multiple of 32 beyond 4 rows"):
+        skinny_gemv(x, w, out, epilogue=Epilogue.ADD, operand=operand)
 
 
 @pytest.mark.gpu
