@@ -74,6 +74,7 @@ PROBES: dict[str, Callable[[Gpu, Recorder], None]] = {
     "sharing": sharing.sharing,
     "l2": l2.l2,
     "prefetches": prefetches.prefetches,
+    "prefetch_gain": prefetches.prefetch_gain,
     "loopback": loopback.loopback,
     "mxfp4": mxfp4.mxfp4,
     "split_products": split_products.split_products,

@@ -1,4 +1,4 @@
-"""Bulk prefetches into L2: how fast they are issued, and when their bytes are there."""
+"""Bulk prefetches into L2: how fast they are issued, when their bytes are there, and what a product gains by them."""
 
 from __future__ import annotations
 
@@ -52,6 +52,53 @@ KERNEL prefetch_arrival(const char* region, u64 bytes, int size, int issuers, co
     u64 a = clk();
     depend(load((const u32*)(region + line * 128)));
     lat[blockIdx.x * steps + i] = (u32)(clk() - a);
+  }
+}
+
+KERNEL prefetch_region(const char* region, u64 bytes, int size) {
+  if (threadIdx.x) return;
+  for (u64 at = (u64)blockIdx.x * size; at < bytes; at += (u64)gridDim.x * size) bulk_prefetch(region + at, size);
+}
+// Runs for `ns`: idle, or with a stream of `chunk` bytes four times in flight on each SM.
+KERNEL prefetch_beside(const char* other, u64 span, int ns, int chunk) {
+  pdl_trigger();
+  if (threadIdx.x) return;
+  if (chunk) {
+    stream_for(other, span, (u64)ns * 2, chunk, 4, blockIdx.x, gridDim.x);
+    return;
+  }
+  u64 begin = gtime();
+  while (gtime() < begin + ns);
+}
+// Reads a matrix through a ring of 16 KiB slots; before its dependency wait as much as the ring holds, or nothing.
+KERNEL prefetch_used(const char* src, u64 bytes, int slots, int early) {
+  extern __shared__ __align__(128) char ring[];
+  __shared__ u64 bars[16];
+  if (threadIdx.x) return;
+  const u32 size = 16384;
+  u32 ring_at = (u32)__cvta_generic_to_shared(ring), bar_at = (u32)__cvta_generic_to_shared(bars);
+  for (int s = 0; s < slots; ++s)
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(bar_at + 8 * s) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  u32 mine = (u32)((bytes / size + gridDim.x - 1 - blockIdx.x) / gridDim.x), slot = 0, parity = 0;
+  if (!early) pdl_wait();
+  for (u32 i = 0; i < mine + slots; ++i) {
+    if (i == slots) pdl_wait();
+    if (i >= slots) {
+      u32 done = 0;
+      while (!done && i - slots < mine)
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;"
+                     " selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done) : "r"(bar_at + 8 * slot), "r"(parity) : "memory");
+    }
+    if (i < mine) {
+      const char* from = src + ((u64)i * gridDim.x + blockIdx.x) * size;
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(bar_at + 8 * slot), "r"(size)
+                   : "memory");
+      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                   :: "r"(ring_at + slot * size), "l"(from), "r"(size), "r"(bar_at + 8 * slot) : "memory");
+    }
+    if (++slot == slots) { slot = 0; if (i >= slots) parity ^= 1; }
   }
 }
 """
@@ -142,3 +189,72 @@ def _arrivals(gpu: Gpu, recorder: Recorder, turns: Iterator[int]) -> None:
     for issuers, in_flight in ((8, 0), (sms, 0), (8, 32 * 1024)):
         for delay_us in (0.5, 1, 1.5, 2, 2.5, 3, 4, 6, 10, 16):
             arrival(issuers, delay_us, in_flight)
+
+
+SLOTS = 11  # of 16 KiB: 176 KiB of an SM, beside a stream's 32
+PAIRS = 40  # of a graph: with 4 MiB each they read more than any L2 holds
+
+
+def prefetch_gain(gpu: Gpu, recorder: Recorder) -> None:
+    """Time of a kernel and the product behind it, in a graph of 40 such pairs, with and without a prefetch beside it.
+
+    Isolates: the first kernel (a block an SM) does nothing for 5, 10 or 20 us, or streams with 16 or 32 KiB in flight
+    on each SM; the second reads a matrix of 4, 12 or 24 MiB, each pair its own, launched behind it or early by PDL. A
+    prefetch of the whole matrix is forked to another stream behind the pair before, and nobody waits for it; with 0
+    bytes it is the fork alone. Could mislead: the streaming kernel ends up to a ring later than it says, the same in
+    all three; the second kernel multiplies nothing; at 40 issuing blocks requests may be dropped.
+    """
+    side = gpu.torch.cuda.Stream()
+    other, half = gpu.data[2**28 :], 2**30
+
+    def follow(one: Any, then: Any) -> None:
+        """Let what comes on stream ``then`` wait for what is on ``one``."""
+        event = gpu.call(gpu.driver.cuEventCreate(2))  # without times
+        gpu.call(gpu.driver.cuEventRecord(event, one.cuda_stream))
+        gpu.call(gpu.driver.cuStreamWaitEvent(then.cuda_stream, event, 0))
+
+    def pairs(us: int, chunk: int, num_bytes: int, early: bool, prefetched: int | None, issuers: int) -> Any:
+        window = half // (max(chunk, 4096) * gpu.num_sms) * max(chunk, 4096) * gpu.num_sms
+
+        def body() -> None:
+            for pair in range(PAIRS):
+                matrix = gpu.data[pair * (num_bytes // 4) :]
+                if prefetched is not None:
+                    follow(gpu.stream, side)
+                    args: Any = (matrix, ctypes.c_uint64(prefetched), 16384)
+                    gpu.launch("prefetch_region", issuers, 32, args, stream=side)
+                args = (other, ctypes.c_uint64(window), 1000 * us, chunk)
+                gpu.launch("prefetch_beside", gpu.num_sms, 32, args, smem=4 * chunk, carve_out=100)
+                args = (matrix, ctypes.c_uint64(num_bytes), SLOTS, int(early))
+                gpu.launch("prefetch_used", gpu.num_sms, 32, args, smem=16384 * SLOTS, pdl=early, carve_out=100)
+            if prefetched is not None:
+                follow(side, gpu.stream)
+
+        return gpu.graph(body)
+
+    def case(us: int, chunk: int, mib: int, early: bool, prefetched: int | None, issuers: int = 16) -> None:
+        def sampler() -> dict[str, tuple[str, Any]]:
+            graph = pairs(us, chunk, mib << 20, early, prefetched, issuers)
+            gpu.event_us(graph, 3)
+            return {"pair": ("us", [one / PAIRS for one in gpu.event_us(graph, recorder.replays // 4)])}
+
+        parameters = {
+            "predecessor_us": us,
+            "stream_bytes_in_flight_per_sm": 4 * chunk,
+            "matrix_bytes": mib << 20,
+            "early_launch": early,
+            "prefetched_bytes": prefetched,
+            "issuing_blocks": issuers if prefetched is not None else 0,
+        }
+        recorder.record("prefetch_gain", parameters, sampler)
+
+    for us in (5, 10, 20):
+        for chunk in (0, 4096, 8192):
+            for mib in (4, 12, 24):
+                for prefetched in (None, 0, mib << 20):
+                    case(us, chunk, mib, False, prefetched)
+    for mib in (4, 12, 24):
+        for prefetched in (None, 0, mib << 20):
+            case(10, 0, mib, True, prefetched)
+    for issuers in (8, 40):
+        case(20, 0, 24, False, 24 << 20, issuers)
