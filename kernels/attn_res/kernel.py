@@ -130,7 +130,11 @@ def alloc_exchange(conf: AttnResConfiguration, num: int) -> tuple[Any, Any, Any]
 
 
 def prepare(exchange: tuple[Any, Any, Any]) -> None:
-    """By one thread, before ``expect``: the barrier that counts what arrives."""
+    """By one thread, before ``expect``: the barrier that counts what arrives.
+
+    A barrier of the warp belongs between the two: the initialisation is one instruction of the warp and no lane's
+    (SASS: a uniform ``SYNCS.EXCH``), which racecheck reports otherwise.
+    """
     cute.arch.mbarrier_init(exchange[2], 1)
     cute.arch.mbarrier_init_fence()
 

@@ -45,6 +45,13 @@ Limits
     expert chosen by two rows is read twice (from L2 if soon). A scale of 0 to 254 is exact; products of a scale of 0
     lie below fp32's normal range and keep its subnormal precision. Ids outside the resident experts contribute nothing.
 
+What compute-sanitizer says of it, and why it stays
+    racecheck: copies into a slot against the reads of its last turn. A warp's lanes meet, and lane 0 alone arrives for
+    all 32 (``sync_warp``, then ``barrier_arrive``); the tool credits the arrival to lane 0. With all lanes arriving
+    (count 32 times as large) it reports nothing; that costs registers (96 for 87) and 31 more arrivals a warp.
+    synccheck: "divergent threads", since the warps that split K and the two that close a row meet at barrier 1 from
+    different instructions, and a "missing wait" of the producer, which completes pieces that a slot has no use for.
+
 One file, because both products live on one ring: its producer, its decoding and its sums are one thought.
 """
 

@@ -405,7 +405,7 @@ def split_head_kernel(
     if thread == 0:
         cute.arch.mbarrier_init(s_arrived, 1)
         cute.arch.mbarrier_init_fence()
-    cute.arch.sync_warp()
+    cute.arch.sync_warp()  # the initialisation is one instruction of the warp, no lane's (SASS: a uniform SYNCS.EXCH)
     if thread == 0:
         cute.arch.mbarrier_arrive_and_expect_tx(s_arrived, 4 * conf.cluster * conf.sending_warps)
     began = timestamps.now("kda_decode")

@@ -57,6 +57,13 @@ Limits
     Heads in tiles of 16 (6 and 12 pad to one; tiles of more heads share the cache through L2). Context length is not
     limited; pages may lie beyond 2^31 bytes.
 
+What compute-sanitizer says of it, and why it stays
+    racecheck: query, probabilities and decays, each written by lanes of a warp of which lane 0 arrives for all 32; the
+    tool credits the arrival to lane 0. With all lanes arriving at ``scored`` and ``summed`` their reports are gone, and
+    those of the query, whose barrier stayed as it is, remain. Besides, the flag of the last cluster against its reads,
+    with a barrier of the whole block between (BAR.SYNC 0 in the machine code): not understood. synccheck: "divergent
+    threads", since score and value warps meet at the first barrier of the block from different instructions.
+
 One file, because scores, values and merge are one thought: which warp waits for which, over one ring.
 """
 
