@@ -28,7 +28,7 @@ from pathlib import Path
 
 TABLE = Path(__file__).with_name("kernel_errors.json")
 LEVEL = 0.90
-ERRORS_A_DRAW = 40  # errors of kernels that are drawn for each drawn machine
+ERRORS_A_DRAW = 200  # errors of kernels that are drawn for each drawn machine
 
 Ratios = Sequence[float]  # measured over predicted
 KernelTimes = Mapping[tuple[str, str], float]  # microseconds by family and stage
