@@ -1,4 +1,4 @@
-"""The three tables of docs/accuracy.md: errors summed up over groups of compared cases.
+"""The three tables of docs/accuracy.md, errors summed up over groups of compared cases, and its line on intervals.
 
 They stand beside the reasons that a reader needs with them, so they lie between markers in that page, as the block of
 output does in README.md. Every single case is in docs/measured.md. ``measurements_tables.py`` writes both.
@@ -15,7 +15,7 @@ from marked_blocks import with_blocks
 from own_cases import cublas_cases, link_kernel_cases, link_step_cases, shipped_kernel_cases, shipped_step_cases
 
 from k3sim.calibrate.compare.case import ComparedCase
-from k3sim.calibrate.compare.validate import Validation
+from k3sim.calibrate.compare.validate import Validation, coverage
 from k3sim.model.paths import SWITCHES
 
 ACCURACY = Path(__file__).parents[1] / "docs" / "accuracy.md"
@@ -143,6 +143,12 @@ def whatif_table(found: Validation, own: Sequence[ComparedCase]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def coverage_line(found: Validation) -> str:
+    """How many published results lie inside their interval, by kind."""
+    counts = "; ".join(f"{kind}s, {one.text()}" for kind, one in coverage(found.rows).items())
+    return f"* **Inside their interval**: {counts}.\n"
+
+
 #: A measured difference below this share of the step says nothing about a ratio.
 SMALL = 0.01
 
@@ -154,5 +160,6 @@ def rewritten(page: str, found: Validation) -> str:
         "steps": "\n".join([HEAD.format("Steps"), *(one.line() for one in step_groups(found, own))]) + "\n",
         "kernels": "\n".join([HEAD.format("Kernels"), *(one.line() for one in kernel_groups(found))]) + "\n",
         "switches": whatif_table(found, own),
+        "coverage": coverage_line(found),
     }
     return with_blocks(page, "accuracy_tables.py", tables)

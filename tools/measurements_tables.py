@@ -28,7 +28,7 @@ from k3sim.calibrate.compare.claims import judge_claims
 from k3sim.calibrate.compare.ladders import counts
 from k3sim.calibrate.compare.shipped_links import LinkDifference, link_differences
 from k3sim.calibrate.compare.shipped_steps import StageCase, shipped_stage_cases
-from k3sim.calibrate.compare.validate import Validation, groups, summary, validate
+from k3sim.calibrate.compare.validate import Validation, coverage, groups, summary, validate
 from k3sim.calibrate.evidence.scenarios import load_scenario, shipped_scenarios
 
 PAGE = Path(__file__).parents[1] / "docs" / "measured.md"
@@ -59,7 +59,7 @@ def published(found: Validation, kind: str) -> str:
     lines.append("")
     lines.append(
         f"{totals['rows']} judged: median error {100 * totals['median_error']:.1f} %, worst "
-        f"{100 * totals['worst_error']:.1f} %, {100 * totals['inside_interval']:.0f} % inside the interval."
+        f"{100 * totals['worst_error']:.1f} %, {coverage(found.rows)[kind].text()}."
     )
     return "\n".join(lines) + "\n"
 

@@ -39,8 +39,8 @@ class Coverage:
         low, high = self.likely
         outside = f"; outside: {', '.join(self.misses)}" if self.misses else ""
         return (
-            f"{self.num_inside} of {self.num_cases} inside their 90 % interval (right ones: {low} to {high}), half of "
-            f"which is {100 * self.half_width:.0f} % of the prediction{outside}"
+            f"{self.num_inside} of {self.num_cases} inside their 90 % interval (right ones: {low} to {high}), which is "
+            f"±{100 * self.half_width:.0f} % wide{outside}"
         )
 
     def to_dict(self) -> dict[str, Any]:

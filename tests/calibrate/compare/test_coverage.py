@@ -55,8 +55,9 @@ def test_misses_are_named_and_cases_without_interval_left_out() -> None:
     assert found is not None
     assert (found.num_cases, found.num_inside, found.misses) == (3, 1, ("gb200-one", "third"))
     assert found.half_width == pytest.approx(4.5 / 95)
-    assert found.text().startswith("1 of 3 inside their 90 % interval (right ones: 1 to 3)")
-    assert found.text().endswith("outside: gb200-one, third")
+    assert found.text() == (
+        "1 of 3 inside their 90 % interval (right ones: 1 to 3), which is ±5 % wide; outside: gb200-one, third"
+    )
     assert coverage_of([CASE]) is None
 
 
