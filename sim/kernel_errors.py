@@ -7,7 +7,8 @@ and cuBLAS on an H200, exchanges over NVLink, and public kernel tables. No time 
 A family that is asked about gets the errors of *other* families, and a GPU those of *other* GPUs: what a family and a
 GPU deserve that were never seen. In each draw a family of kernels takes the place of another, picked at random, and
 each of its stages has the error of one reading of that other family. So errors within a family have a part in common,
-and families are independent of each other. Readings of one family are not exchangeable with those of another, families
+and families are independent of each other. (A kernel alone whose family was read ``LEAST_READINGS`` times on other
+GPUs is bounded by those readings.) Readings of one family are not exchangeable with those of another, families
 are, as far as anything is: each counts once, however many readings it has, and with ``n`` families an unseen one is
 beyond all of them with the chance of 1 / (n + 1). It then has the worst reading of all, on either side.
 
@@ -43,6 +44,10 @@ def conformal_rank(count: int, level: float = LEVEL) -> int:
 LEAST_FAMILIES = next(count for count in range(1, 1000) if conformal_rank(count) <= count)
 
 
+#: Fewest readings that bound a new one on either side.
+LEAST_READINGS = next(count for count in range(1, 1000) if conformal_rank(count, (1 + LEVEL) / 2) <= count)
+
+
 def family_of(operator: str) -> str:
     """The family of kernels of an operator: its folder, since cost functions of one folder share what they leave out.
 
@@ -75,6 +80,12 @@ def left_out(
         if len(found) >= LEAST_FAMILIES:
             break
     return {name: tuple(sorted(ratios)) for name, ratios in sorted(found.items())}
+
+
+def pools_for_chain(errors: Mapping[str, Mapping[str, Ratios]], gpu: str, family: str) -> list[tuple[float, ...]]:
+    """What bounds a kernel alone: readings of its family on other GPUs, each by itself, or the other families."""
+    own = sorted(ratio for other, of in errors.items() if other != gpu for ratio in of.get(family, ()))
+    return [(ratio,) for ratio in own] if len(own) >= LEAST_READINGS else list(left_out(errors, gpu, family).values())
 
 
 def mean_over_families(families: Iterable[Ratios]) -> float:
@@ -128,7 +139,7 @@ def with_kernel_errors(
     count = num_drawn * ERRORS_A_DRAW
     changes: dict[tuple[str, str], list[float]] = {}
     for family in sorted({family for family, _ in stages}):
-        pools = list(left_out(table, gpu, family).values())
+        pools = pools_for_chain(table, gpu, family) if in_chain else list(left_out(table, gpu, family).values())
         centre = 1.0 if in_chain else mean_over_families(pools)
         own = [stage for of, stage in stages if of == family]
         for stage, ratios in drawn_ratios(pools, own, count, f"{seed} {family}").items():

@@ -21,7 +21,7 @@ from k3sim.calibrate.compare.validate import loop_us
 from k3sim.calibrate.evidence import load_evidence
 from k3sim.sim.export.whole_file import write_whole_file
 from k3sim.sim.intervals import quantiles
-from k3sim.sim.kernel_errors import TABLE, Ratios, drawn_ratios, left_out, shipped_errors
+from k3sim.sim.kernel_errors import TABLE, Ratios, drawn_ratios, pools_for_chain, shipped_errors
 from k3sim.sim.profile import load_machine
 
 DIGITS = 4
@@ -71,29 +71,29 @@ def write(path: Path = TABLE) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """What other families and GPUs say of the readings of one, left out: no machine is drawn."""
+    """What bounds the readings of a family on a GPU beside them, which are left out: no machine is drawn."""
 
     gpu: str
     family: str
     num_readings: int
-    num_families: int  # that bound it
+    num_pools: int  # other families, or readings of its own family on other GPUs, that bound it
     low: float  # measured over predicted
     high: float
     num_inside: int
 
 
 def left_out_table(errors: Mapping[str, Mapping[str, Ratios]]) -> list[LeftOut]:
-    """Each family of each GPU beside the 90 % interval that a family never seen gets there."""
+    """Each family of each GPU beside the 90 % interval that it gets there."""
     found = []
     for gpu, families in errors.items():
         for family, ratios in families.items():
-            pools = list(left_out(errors, gpu, family).values())
+            pools = pools_for_chain(errors, gpu, family)
             drawn = sorted(drawn_ratios(pools, ["chain"], NUM_DRAWN, f"0 {family}")["chain"])
             low, high = quantiles(drawn)
             inside = sum(low <= ratio <= high for ratio in ratios)
             found.append(
                 LeftOut(
-                    gpu=gpu, family=family, num_readings=len(ratios), num_families=len(pools), low=low, high=high,
+                    gpu=gpu, family=family, num_readings=len(ratios), num_pools=len(pools), low=low, high=high,
                     num_inside=inside,
                 )
             )  # fmt: skip
@@ -102,11 +102,11 @@ def left_out_table(errors: Mapping[str, Mapping[str, Ratios]]) -> list[LeftOut]:
 
 def print_left_out(rows: Sequence[LeftOut]) -> None:
     """The table as Markdown."""
-    print("| GPU | Family left out | Readings | Other families | Interval of measured over predicted | Inside |")
+    print("| GPU | Family | Readings | Bounded by | Interval of measured over predicted | Inside |")
     print("| --- | --- | ---: | ---: | --- | ---: |")
     for one in rows:
         print(
-            f"| {one.gpu} | {one.family} | {one.num_readings} | {one.num_families} | {one.low:.2f} to {one.high:.2f} | "
+            f"| {one.gpu} | {one.family} | {one.num_readings} | {one.num_pools} | {one.low:.2f} to {one.high:.2f} | "
             f"{one.num_inside} |"
         )
     inside, of = sum(one.num_inside for one in rows), sum(one.num_readings for one in rows)

@@ -11,11 +11,13 @@ from k3sim.sim.intervals import interval_around, quantiles
 from k3sim.sim.kernel_errors import (
     ERRORS_A_DRAW,
     LEAST_FAMILIES,
+    LEAST_READINGS,
     conformal_rank,
     drawn_ratios,
     family_of,
     left_out,
     mean_over_families,
+    pools_for_chain,
     shipped_errors,
     with_kernel_errors,
 )
@@ -122,6 +124,19 @@ def test_a_reading_of_its_own_family_changes_nothing() -> None:
         if gpu != here:  # whose other families were moved above
             without = {**moved, here: shipped_errors()[here]}
             assert with_kernel_errors([100.0] * 3, alone, gpu, 0, in_chain=True, errors=without) == before, gpu
+
+
+def test_a_family_read_often_elsewhere_bounds_itself() -> None:
+    """Nineteen readings on other GPUs, the least whose ends hold nine in ten; those of the GPU itself never count."""
+    others = {f"family {number}": (2.0,) for number in range(12)}
+    own = tuple(1 + number / 100 for number in range(LEAST_READINGS))
+    errors = {"there": {**others, "gemv": own}, "here": {"gemv": (5.0,) * 30}}
+    assert LEAST_READINGS == 19
+    assert pools_for_chain(errors, "here", "gemv") == [(ratio,) for ratio in own]
+    few = {**errors, "there": {**others, "gemv": own[1:]}}
+    assert set(pools_for_chain(few, "here", "gemv")) == {(2.0,)}
+    alone = with_kernel_errors([1.0] * 2, [{("gemv", "chain"): 1.0}] * 2, "here", 0, in_chain=True, errors=errors)
+    assert max(alone) <= 1.18 + 1e-9
 
 
 def test_each_family_counts_once() -> None:

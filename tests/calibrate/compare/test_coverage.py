@@ -64,7 +64,7 @@ def test_misses_are_named_and_cases_without_interval_left_out() -> None:
 def test_each_left_out_family_is_bounded_by_others() -> None:
     errors = {"here": {f"family {number}": [0.9 + number / 100] for number in range(12)}}
     rows = kernel_errors.left_out_table(errors)
-    assert {one.num_families for one in rows} == {11}
+    assert {one.num_pools for one in rows} == {11}
     assert all(one.low >= 0.9 and one.high <= 1.02 for one in rows)
     assert sum(one.num_inside for one in rows) in (10, 11, 12)
 
