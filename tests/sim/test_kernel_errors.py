@@ -51,7 +51,7 @@ def test_a_rank_holds_nine_in_ten() -> None:
 
 
 @pytest.mark.parametrize("count", [11, 20])
-def test_a_new_family_is_inside_nine_in_ten_times(count: int) -> None:
+def test_a_new_family_is_inside_nine_in_ten(count: int) -> None:
     held = 0
     for seed in range(400):
         *known, new = families(count + 1, seed)
@@ -60,7 +60,7 @@ def test_a_new_family_is_inside_nine_in_ten_times(count: int) -> None:
     assert 0.86 <= held / 400 <= 0.96
 
 
-def test_an_error_in_common_is_carried_and_one_of_all_is_not() -> None:
+def test_a_family_error_is_carried_to_a_step() -> None:
     """Two stages of one family move together; that every family is 30 % slow moves no step, but a kernel alone."""
     errors = {"a GPU": {f"family {number}": (1.3, 1.3) for number in range(12)}}
     times = {("mla", "a"): 40.0, ("mla", "b"): 20.0}
@@ -76,7 +76,7 @@ def test_an_error_in_common_is_carried_and_one_of_all_is_not() -> None:
 
 
 @pytest.mark.parametrize("num_families", [4, 12])
-def test_steps_with_known_noise_are_inside_nine_in_ten_times(num_families: int) -> None:
+def test_steps_with_known_noise_are_inside(num_families: int) -> None:
     """Steps of kernels whose families have errors like those that were read: the interval holds nine in ten."""
     held = 0
     for seed in range(250):

@@ -25,7 +25,7 @@ def test_the_table_of_errors_is_fresh() -> None:
     assert TABLE.read_text(encoding="utf-8") == fresh, "python -m k3sim.calibrate.compare.kernel_errors writes it"
 
 
-def test_coverage_of_known_noise_is_what_it_should_be() -> None:
+def test_coverage_of_known_noise_is_right() -> None:
     """Normal noise in intervals of 1.645 standard deviations: nine in ten, and likely counts nearly always."""
     generator = random.Random(3)
     counts = []
@@ -44,7 +44,7 @@ def test_likely_counts_are_those_of_a_binomial(num_cases: int, counts: tuple[int
     assert likely_counts(num_cases) == counts
 
 
-def test_misses_are_named_and_cases_without_interval_left_out() -> None:
+def test_misses_are_named() -> None:
     cases = [
         CASE,
         replace(CASE, low=90.0, high=99.0, id="gb200-one"),
