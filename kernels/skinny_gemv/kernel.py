@@ -37,7 +37,7 @@ Why this shape
     One row on tensor cores lost everywhere (2112 x 7168: 11.0 against 7.3); from three rows on FMAs lose. In the
     ``mma`` form half a ring costs a third of the speed (6288 x 7168, 8 rows: 27.2 against 21.0), four or fourteen warps
     instead of eight one to three per cent.
-    Shapes that no table lists (2026-12-01; docs/journal/2026-12-01-skinny-gemv.md): tensor-core blocks with half of an SM
+    Shapes that no table lists (2026-12-01, docs/journal/2026-12-01-skinny-gemv.md): tensor-core blocks with half an SM
     lose where they are fewer than the SMs (2048 x 7168, 3 rows: 9.9 us, with all of an SM 8.3), and pairs of blocks
     that share K and have twice the outputs read half of x (12 rows: 12.5 to 9.3). On CUDA cores two blocks an SM with
     104 KB each win where it reads 240 KB or more of rows of 4096 or 8192 (4096 x 4096: 7.8 against 8.2).
