@@ -146,7 +146,11 @@ def whatif_table(found: Validation, own: Sequence[ComparedCase]) -> str:
 def coverage_line(found: Validation) -> str:
     """How many published results lie inside their interval, by kind."""
     counts = "; ".join(f"{kind}s, {one.text()}" for kind, one in coverage(found.rows).items())
-    return f"* **Inside their interval**: {counts}.\n"
+    return (
+        "* **Intervals** hold what machine values and measured kernels of other families and GPUs leave open "
+        "([how](calibration.md#intervals)); not what no kernel shows alone, such as an engine that launches others. Of "
+        f"{counts}.\n"
+    )
 
 
 #: A measured difference below this share of the step says nothing about a ratio.
