@@ -58,8 +58,8 @@ class MachineCode:
     of the block or cluster to the next, along the warp that ends last. What other counts price is not in it: loops, the
     products, what each slot of an exchange takes (its visibility). Where it grows with rows, the cost counts it
     (``Work.serial_instructions``).
-    ``icache_miss_instructions``: straight code whose pace while the cache holds it is part of another count, so that
-    only the misses are added.
+    ``icache_miss_instructions``: of straight code that another count prices while the cache holds it, the instructions
+    whose fetch that count does not hide.
     """
 
     num_bytes: int = 0

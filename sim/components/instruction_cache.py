@@ -3,9 +3,9 @@
 | Quantity | Code in the cache (warm) | Code fetched (cold) |
 | --- | --- | --- |
 | a launch | its code and what others launched since its last run are at most 64 KB | any other |
-| an instruction of serial code | ``instruction`` | ``cold_instruction`` |
+| an instruction of serial code | ``instruction`` | the longer of that and ``cold_instruction`` |
 | and no less than issue | warps of the SM / 4 schedulers / clock | the same |
-| code whose pace is part of another count | nothing | the difference of the two, for ``icache_miss_instructions`` |
+| code whose pace is part of another count | nothing | ``cold_instruction``, ``icache_miss_instructions`` times |
 | kernel exit | ``kernel_exit_cold`` | the same |
 
 Serial code is what one warp runs straight through behind the kernel's dependency wait. Of code that ran before:
@@ -81,10 +81,9 @@ class InstructionCache:
         if not counts.num_bytes:
             return 0.0
         if counts.icache_miss_instructions:
-            # A drawn machine may have the one slower than the other.
-            more_s = max(0.0, self._cold_instruction_s - self._instruction_s)
-            return 0.0 if code.is_warm else 1e12 * counts.icache_miss_instructions * more_s
+            return 0.0 if code.is_warm else 1e12 * counts.icache_miss_instructions * self._cold_instruction_s
         warps = warps_of(work) * -(-num_blocks // self._num_sms)
         issue_s = warps / SCHEDULERS / self._clock_hz
-        each_s = max(issue_s, self._instruction_s if code.is_warm else self._cold_instruction_s)
+        # What is fetched runs no faster than what the SM holds.
+        each_s = max(issue_s, self._instruction_s, 0.0 if code.is_warm else self._cold_instruction_s)
         return 1e12 * each_s * (work.serial_instructions or counts.serial_instructions)

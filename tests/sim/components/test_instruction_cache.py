@@ -53,13 +53,14 @@ def test_serial_code_runs_warm_or_cold(monkeypatch: Patch) -> None:
     assert serial_ps(monkeypatch, launches("aabab"), CODES, PACED) == [500, 200, 1000, 200, 400]
     assert serial_ps(monkeypatch, launches("acabc"), CODES, PACED) == [500, 2000, 500, 1000, 2000]
     # Where a drawn machine fetches as fast as it runs, fetching costs nothing.
-    assert serial_ps(monkeypatch, launches("aa"), CODES, replace(PACED, cold_instruction_s=2 * PS)) == [200, 200]
+    assert serial_ps(monkeypatch, launches("aa"), CODES, replace(PACED, cold_instruction_s=1 * PS)) == [200, 200]
 
 
 def test_code_paced_elsewhere_counts_its_misses_only(monkeypatch: Patch) -> None:
     codes = {**CODES, "a": replace_misses(CODES["a"], 100)}
-    assert serial_ps(monkeypatch, launches("aab"), codes, PACED) == [300, 0, 1000]
-    assert serial_ps(monkeypatch, launches("aa"), codes, replace(PACED, cold_instruction_s=1 * PS)) == [0, 0]
+    assert serial_ps(monkeypatch, launches("aab"), codes, PACED) == [500, 0, 1000]
+    # Another pace of warm code is another count's.
+    assert serial_ps(monkeypatch, launches("aa"), codes, replace(PACED, instruction_s=4 * PS)) == [500, 0]
 
 
 def replace_misses(code: MachineCode, count: int) -> MachineCode:
