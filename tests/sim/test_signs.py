@@ -54,7 +54,7 @@ Predict = Callable[[Machine], int]
 
 @cache
 def asked(case: str) -> tuple[Machine, Predict, int]:
-    """The machine of a case, with the card and the peers of a measured step; its step on any machine, and on its own."""
+    """The machine of a case, with the card and the peers of a measured step; its step on any, and on its own."""
     measured = {label_of(one): one for one in measured_steps()}.get(case)
     question = question_of(f"k3sim timeline {case}") if measured is None else predict_measured(measured).question
 
