@@ -14,7 +14,8 @@ from typing import Any
 from k3sim.calibrate.ablation.rules import RULES, Rule, switched_off
 from k3sim.calibrate.compare.case import ComparedCase
 from k3sim.calibrate.compare.jobs import run_jobs
-from k3sim.calibrate.compare.shipped_kernels import MEASURED, all_chains
+from k3sim.calibrate.compare.shipped_kernels import MEASURED, MeasuredChain, all_chains
+from k3sim.calibrate.compare.shipped_links import labelled_link_steps, link_chains
 from k3sim.calibrate.compare.shipped_steps import labelled_steps, step_case
 from k3sim.calibrate.compare.validate import loop_us
 from k3sim.calibrate.evidence import load_evidence
@@ -26,9 +27,10 @@ from k3sim.sim.profile import load_machine
 from k3sim.sim.question import question_of
 
 STEPS, SWITCH_SETS, KERNELS = "steps", "switch sets", "kernels"
+LINK_STEPS, EXCHANGES = "steps over NVLink", "exchanges over NVLink"
 PUBLISHED, PUBLIC = "published steps", "public kernels"
-#: What is predicted with and without each rule: shipped kernels on one H200, and published results.
-COLUMNS = (STEPS, SWITCH_SETS, KERNELS, PUBLISHED, PUBLIC)
+#: What is predicted with and without each rule: shipped kernels on one H200 and on two, and published results.
+COLUMNS = (STEPS, SWITCH_SETS, KERNELS, LINK_STEPS, EXCHANGES, PUBLISHED, PUBLIC)
 
 Errors = Mapping[str, Mapping[str, float]]  # column -> case -> predicted over measured, less one
 
@@ -89,7 +91,13 @@ def errors_without(name: str | None, every_step: bool = False) -> Errors:
     """Errors of every case without the rule of that name, or with all."""
     (rule,) = (None,) if name is None else find_rules([name])
     with switched_off(rule) as changed:
-        return {**_step_errors(changed, every_step), KERNELS: _kernel_errors(changed), **_published_errors(changed)}
+        return {
+            **_step_errors(changed, every_step),
+            KERNELS: _chain_errors(all_chains(), changed),
+            LINK_STEPS: _link_step_errors(changed),
+            EXCHANGES: _chain_errors(link_chains(), changed),
+            **_published_errors(changed),
+        }
 
 
 Change = Callable[[Machine], Machine]
@@ -112,9 +120,17 @@ def _step_errors(changed: Change, every_step: bool) -> Errors:
     return errors
 
 
-def _kernel_errors(changed: Change) -> dict[str, float]:
+def _chain_errors(chains: Sequence[MeasuredChain], changed: Change) -> dict[str, float]:
     machine = changed(load_machine(MEASURED))
-    return {chain.label: chain.compared([machine]).error for chain in all_chains()}
+    return {chain.label: chain.compared([machine]).error for chain in chains}
+
+
+def _link_step_errors(changed: Change) -> dict[str, float]:
+    machine = changed(load_machine(MEASURED))
+    return {
+        label: step_case(step, label, source, [machine]).error
+        for label, source, step in labelled_link_steps() if step.get("gpus", 1) > 1
+    }  # fmt: skip
 
 
 def _published_errors(changed: Change) -> Errors:
