@@ -31,6 +31,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
     "machine value": {
         "hbm_uneven_loss": "hbm_partial_grid_loss",
         "block_tail_s": "kernel_exit_cold_s",
+        "held_block_tail_s": "kernel_exit_warm_s",
         "completion_flush_s": "grid_completion_s",
         "early_launch_s": "pdl_trigger_to_launch_s",
         "kernel_entry_s": "kernel_prologue_s",
@@ -50,13 +51,9 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
 REMOVED: Mapping[str, frozenset[str]] = {
     "machine value": frozenset(
         {
-            "block_dispatch_s",
             "dependent_mma_s",
-            "fork_s",
             "fp8_flops",
             "hbm_datasheet_bytes_per_s",
-            "held_block_tail_s",
-            "kernel_exit_warm_s",
             "l2_capacity_bytes",
             "l2_loaded_latency_s",
             "l2_near_latency_s",

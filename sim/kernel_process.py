@@ -86,7 +86,7 @@ class KernelProcess:
             wave, wave.passes(), early, triggers=call.trigger == "stream",
             behind_first=self.exchange_inside if self.exchanges_inside else None,
         )  # fmt: skip
-        yield from self.send_and_exit(wave, placement)
+        yield from self.send_and_exit(wave, placement, code)
         self.count_work()
         if placement is not None:
             self.gpu.occupancy.release_all(placement, run.index)
@@ -98,7 +98,7 @@ class KernelProcess:
         launched_ps = first_ps = self.env.now
         if not self.is_task:
             if admission.completed and admission.by_kernel:
-                yield env.timeout(gpu.launches.release_ps(admission))
+                yield env.timeout(gpu.launches.release_ps(run, admission))
                 run.add_span(Phase.RELEASE, self.env.now, admission.cause, launched_ps)
             first_ps = self.env.now + gpu.launches.first_instruction_ps(admission)
         footprint = gpu.occupancy.footprint(work)
@@ -114,7 +114,9 @@ class KernelProcess:
                 run.add_span(Phase.SM_SLOTS, self.env.now, ended, self.env.now)
                 first_ps = refilled_ps
         if not self.is_task:
-            yield env.timeout(first_ps - self.env.now + gpu.launches.prologue_ps)
+            # The first wave: later blocks are dispatched while earlier ones run.
+            dispatch_ps = gpu.launches.dispatch_ps(footprint.blocks)
+            yield env.timeout(first_ps - self.env.now + gpu.launches.prologue_ps + dispatch_ps)
             run.add_span(Phase.LAUNCH, self.env.now, admission.cause, launched_ps)
         return footprint, placement
 
@@ -338,7 +340,7 @@ class KernelProcess:
         passes = later.passes()
         first = first_streaming(passes)
         yield from self.run_passes(later, passes, {first: self.gpu.loads.start_early(later, passes[first])})
-        yield self.env.timeout(round(self.pace * self.gpu.instruction_cache.exit_ps))
+        yield self.env.timeout(round(self.pace * self.gpu.instruction_cache.exit_cold_ps))
         record.add_span(Phase.DRAIN, self.env.now)
         record.end_ps = self.env.now
         wave.run.count_bytes(record.hbm_bytes, record.l2_bytes)
@@ -354,17 +356,20 @@ class KernelProcess:
                 yield ended
         self.state.run.show_later_waves()
 
-    def send_and_exit(self, wave: Wave, placement: Placement | None) -> Steps:
+    def send_and_exit(self, wave: Wave, placement: Placement | None, code: LaunchedCode) -> Steps:
         """Stragglers and stores, later waves, then the push; a task's stores are part of its counter."""
         pushes = bool(self.call.sends) and not self.exchanges_inside
-        exit_ps = self.gpu.instruction_cache.exit_ps
+        exit_ps, behind_push_ps = self.gpu.instruction_cache.exit_ps(code, pushes=pushes)
         if not self.is_task and exit_ps:
-            yield self.env.timeout(round(self.pace * exit_ps) + self.gpu.memory.queueing_ps())
+            yield self.env.timeout(round(self.pace * (exit_ps - behind_push_ps)) + self.gpu.memory.queueing_ps())
             wave.run.add_span(Phase.DRAIN, self.env.now)
         if placement is not None and wave.is_part:
             yield from self.wait_for_later_waves(placement)
         if pushes:
             yield from self.gpu.peers.push(self.state, self.call, self.work.sent_bytes_per_peer)
+            if not self.is_task and behind_push_ps:
+                yield self.env.timeout(round(self.pace * behind_push_ps))
+                wave.run.add_span(Phase.DRAIN, self.env.now)
 
     def exchange_inside(self) -> Steps:
         """Between its first pass and the next: a kernel that sends and then receives."""

@@ -95,12 +95,17 @@ class Machine:
     launch_latency_s: float = field(metadata=_unit("s", zero=True))
     grid_completion_s: float = field(metadata=_unit("s", zero=True))
     # A PDL kernel's first instruction comes early_launch after the last block of its predecessor has triggered; where
-    # its SMs are taken, block_refill after the end of the block that makes room.
+    # its SMs are taken, block_refill after the end of the block that makes room. Of several nodes behind one, each
+    # starts fork later than the one before it.
     pdl_trigger_to_launch_s: float = field(metadata=_unit("s", zero=True))
     block_refill_s: float = field(metadata=_unit("s", zero=True))
-    # Inside: parameters and constants of every launch; stragglers and stores at the end of every kernel.
+    fork_s: float = field(metadata=_unit("s", zero=True))
+    # Inside: parameters and constants of every launch; stragglers and stores at the end of every kernel, whose code is
+    # fetched or held.
     kernel_prologue_s: float = field(metadata=_unit("s", zero=True))
     kernel_exit_cold_s: float = field(metadata=_unit("s", zero=True))
+    kernel_exit_warm_s: float = field(metadata=_unit("s", zero=True))
+    block_dispatch_s: float = field(metadata=_unit("s", zero=True))  # for each block of a grid
     # From one instruction of a warp to the next in straight code, which its SM holds, or fetches
     instruction_s: float = field(metadata=_unit("s", zero=True))
     cold_instruction_s: float = field(metadata=_unit("s", zero=True))

@@ -132,7 +132,7 @@ class _Pricing:
             whole = of_sms > self._machine.l2_read_bytes_per_s
             return {"l2_read_bytes_per_s" if whole else "l2_bytes_per_s_per_sm": 1.0}
         if span.phase is Phase.DRAIN:
-            return {"kernel_exit_cold_s": 1.0}
+            return {"kernel_exit_warm_s" if kernel.code.is_warm else "kernel_exit_cold_s": 1.0}
         if span.phase is Phase.SERIAL_CODE:
             return {"instruction_s" if kernel.code.is_warm else "cold_instruction_s": 1.0}
         if span.phase is Phase.COMPUTE:
@@ -151,6 +151,7 @@ class _Pricing:
         return {
             first: getattr(machine, first),
             "kernel_prologue_s": machine.kernel_prologue_s,
+            "block_dispatch_s": work.num_blocks * machine.block_dispatch_s,
         }
 
     def _bound_in_flight(self, work: Work) -> str:

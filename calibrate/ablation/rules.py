@@ -18,6 +18,7 @@ from k3sim.kernels.work import ActivationForm, Barrier, MachineCode, Pass, Work
 from k3sim.model.program import Weight
 from k3sim.sim.components import instruction_cache, peers
 from k3sim.sim.components.bandwidth import SharedBandwidth
+from k3sim.sim.components.instruction_cache import InstructionCache
 from k3sim.sim.machine import Machine
 
 WITHOUT_BOUND = 1e18  # a rate that bounds nothing
@@ -114,11 +115,22 @@ def _flat_curve(machine: Machine) -> Machine:
     return replace(machine, hbm_in_flight_curve=((1, machine.hbm_read_bytes_per_s),))
 
 
+def _cold_exit(cache: InstructionCache, code: object, *, pushes: bool) -> tuple[int, int]:
+    return cache.exit_cold_ps, cache._exit_warm_ps if pushes else 0
+
+
 _transfer = SharedBandwidth.transfer
 
 
 def _even_shares(ports: SharedBandwidth, *given: Any, share: int = 1, **named: Any) -> Any:
     return _transfer(ports, *given[:4], **named)
+
+
+_exit_ps = InstructionCache.exit_ps
+
+
+def _push_behind_exit(cache: InstructionCache, code: Any, *, pushes: bool) -> tuple[int, int]:
+    return _exit_ps(cache, code, pushes=False)
 
 
 _SIM = "sim/components"
@@ -136,6 +148,10 @@ RULES: tuple[Rule, ...] = (
     # Launch
     Rule(name="block-refill", says="the first instruction of a pending block", place=f"{_SIM}/launch_queue.py",
          machine=_values(block_refill_s=0.0)),
+    Rule(name="fork", says="the second node behind one launches later", place=f"{_SIM}/launch_queue.py",
+         machine=_values(fork_s=0.0)),
+    Rule(name="block-dispatch", says="time of each block of a launch", place=f"{_SIM}/launch_queue.py",
+         machine=_values(block_dispatch_s=0.0)),
     # Code
     Rule(name="serial-code", says="straight code behind the dependency wait", place=f"{_SIM}/instruction_cache.py",
          work=_work(serial_instructions=0), replaced=((instruction_cache, "code_of", _without_serial_code),)),
@@ -143,6 +159,10 @@ RULES: tuple[Rule, ...] = (
          machine=_as(cold_instruction_s="instruction_s")),
     Rule(name="cold-cublas", says="misses of code whose pace is in other counts", place=f"{_SIM}/instruction_cache.py",
          replaced=((instruction_cache, "code_of", _without_misses),)),
+    Rule(name="warm-exit", says="warm code exits sooner", place=f"{_SIM}/instruction_cache.py",
+         replaced=((InstructionCache, "exit_ps", _cold_exit),)),
+    Rule(name="push-before-exit", says="a push leaves before the kernel exits", place=f"{_SIM}/instruction_cache.py",
+         replaced=((InstructionCache, "exit_ps", _push_behind_exit),)),
     # Loads
     Rule(name="in-flight-curve", says="a stream's rate by its bytes in flight", place="sim/machine.py",
          machine=_flat_curve),

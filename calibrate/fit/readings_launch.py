@@ -5,9 +5,11 @@ Boundaries are read at full grids that write, as kernels of a step are; other gr
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterable
 from typing import Any
 
-from k3sim.calibrate.fit.statements import Reader, Reading, Statement
+from k3sim.calibrate.fit.statements import Reader, Reading, Statement, Undetermined, needed, slope_of
 
 AFTER_WEIGHTS: dict[str, Any] = {
     "pattern": "Gt", "streamed_bytes": 51904512, "copies_of_code": 32, "rehearsed": False,
@@ -61,6 +63,22 @@ def _tails(read: Reader) -> list[Statement]:
     return found
 
 
+def _dispatch(read: Reader, kernel: str) -> list[Statement]:
+    fewer, more = (
+        read.one("graph_node_period", "node_period", kernel=kernel, blocks=blocks) for blocks in (132, 528)
+    )
+    return [(f"graph_node_period {kernel} 528 less 132 blocks", (more - fewer) / 396)]
+
+
+def _entry_of_blocks(read: Reader) -> list[Statement]:
+    """First to last entry of a full grid, by blocks beyond the first."""
+    num_sms = read.file.num_sms
+    whole = read.stated(
+        "graph_boundary", "first_to_last_block", pdl=False, producer_blocks=num_sms, consumer_blocks=num_sms
+    )
+    return [(label, value / (num_sms - 1)) for label, value in whole]
+
+
 def _placed(read: Reader, quantity: str, *, beside: bool, **parameters: Any) -> list[Statement]:
     """Of the second kernel, which its predecessor lets in early: cases in which all its blocks found room, or none.
 
@@ -71,6 +89,41 @@ def _placed(read: Reader, quantity: str, *, beside: bool, **parameters: Any) -> 
         for one, value in read.all("residency", quantity, pdl=True, **parameters)
         for other, placed in read.all("residency", "share_beside", **one.parameters)
         if other.parameters == one.parameters and (placed > 0.97 if beside else placed == 0)
+    ]
+
+
+def _forks(read: Reader) -> list[Statement]:
+    """The second of two nodes behind one, less the first."""
+    found = []
+    for case in ("graph_join", "graph_fork_join"):
+        for sample, first in read.all(case, "fork_same_stream"):
+            others = read.all(case, "fork_other_stream", **sample.parameters)
+            found += [(sample.label.replace("same", "other less same"), value - first) for _, value in others]
+    return found
+
+
+CHAIN = {"blocks": 132, "threads": 256}
+
+
+def chain_by(read: Reader, by: str, which: int, **parameters: Any) -> list[Statement]:
+    """Period of a chain of kernels by one of the things they do: the straight line's value at none, or its slope."""
+    doing = {"loads": 1, "warp_sums": 0, "barriers": 0, "stored_bytes_per_block": 128, **parameters}
+    fixed = {name: value for name, value in doing.items() if name != by}
+    points = [(float(one.parameters[by]), value) for one, value in read.all("chained", "period", **fixed)]
+    if len(points) < 3:
+        raise Undetermined(f"{len(points)} stable samples of chained by {by}; accepted are 3 or more")
+    shown = " ".join(f"{name}={value}" for name, value in parameters.items())
+    return [(f"chained {shown} by {by}", slope_of(points)[which])]
+
+
+def _held_tails(read: Reader, grids: Iterable[tuple[int, int]]) -> list[Statement]:
+    """What is left of a period when no load is left in it and the release of the next kernel is taken off."""
+    resumes = needed([(label, resume) for label, _, resume in full_grids(read)], "graph_boundary of full grids")
+    flush = statistics.median(resume for _, resume in resumes)
+    return [
+        (f"{label} less the release", value - flush)
+        for blocks, threads in grids
+        for label, value in chain_by(read, "loads", 0, blocks=blocks, threads=threads)
     ]
 
 
@@ -90,6 +143,11 @@ LAUNCH_READINGS: tuple[Reading, ...] = (
         "shared memory, carve-out, threads and registers.",
         centre=lambda read: _placed(read, "entry_after_sm", beside=False, blocks=[132, 132]),
         around=lambda read: _placed(read, "entry_after_sm", beside=False),
+    ),
+    Reading(
+        "fork_s", 2,
+        "Two nodes on two streams behind one: entry of the second less that of the first, all grids.",
+        centre=_forks,
     ),
     Reading(
         "launch_latency_s", 2,
@@ -123,5 +181,22 @@ LAUNCH_READINGS: tuple[Reading, ...] = (
         "Slowest warp and stores of a tiny kernel after weights: its reduction and store stages less a reduction "
         "in a loop; median of three shapes.",
         centre=_tails,
+    ),
+    Reading(
+        "kernel_exit_warm_s", 2,
+        "Period of a chain of kernels whose code is held, by the loads they do one after another: at none, less "
+        "the release; around: other grids and blocks.",
+        centre=lambda read: _held_tails(read, [(132, 256)]),
+        around=lambda read: _held_tails(read, [(132, 128), (132, 448), (8, 256), (56, 256), (264, 256)]),
+    ),
+    Reading(
+        "block_dispatch_s", 2,
+        "Period of empty nodes at 528 blocks less that at 132; around: nodes that write, and first to last entry "
+        "of a full grid.",
+        centre=lambda read: _dispatch(read, "empty"),
+        around=lambda read: [
+            *_dispatch(read, "write_rows"),
+            *_entry_of_blocks(read),
+        ],
     ),
 )

@@ -6,13 +6,13 @@
 | an instruction of serial code | ``instruction`` | the longer of that and ``cold_instruction`` |
 | and no less than issue | warps of the SM / 4 schedulers / clock | the same |
 | code whose pace is part of another count | nothing | ``cold_instruction``, ``icache_miss_instructions`` times |
-| kernel exit | ``kernel_exit_cold`` | the same |
+| kernel exit | ``kernel_exit_warm`` | ``kernel_exit_cold`` |
 
 Serial code is what one warp runs straight through behind the kernel's dependency wait. Of code that ran before:
 straight code of 32 KB runs again at its pace, behind 192 KB of others' it is fetched anew (H200, probe ``cold_code``);
 64 is assumed between them. Which SMs a kernel's blocks ran on is not followed. Products of other shapes are other code:
 they are compiled, or chosen by cuBLAS, for their shape. Of public kernels neither size nor code is known: they have no
-serial code.
+serial code, and exit as cold ones.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class InstructionCache:
         self._clock_hz = machine.sm_clock_hz
         self._instruction_s = machine.instruction_s
         self._cold_instruction_s = machine.cold_instruction_s
-        self.exit_ps = picoseconds(machine.kernel_exit_cold_s)
+        self._exit_warm_ps = picoseconds(machine.kernel_exit_warm_s)
+        self.exit_cold_ps = picoseconds(machine.kernel_exit_cold_s)
         self._launched: dict[str, int] = {}  # bytes of each code, in the order of the last launch
 
     def launch(self, call: Call) -> LaunchedCode:
@@ -87,3 +88,8 @@ class InstructionCache:
         # What is fetched runs no faster than what the SM holds.
         each_s = max(issue_s, self._instruction_s, 0.0 if code.is_warm else self._cold_instruction_s)
         return 1e12 * each_s * (work.serial_instructions or counts.serial_instructions)
+
+    def exit_ps(self, code: LaunchedCode, *, pushes: bool) -> tuple[int, int]:
+        """What a kernel's exit takes, and how much of it comes behind its push to peers, who wait for no exit."""
+        exit_ps = self._exit_warm_ps if code.is_warm else self.exit_cold_ps
+        return exit_ps, min(exit_ps, self._exit_warm_ps) if pushes else 0

@@ -3,12 +3,13 @@
 | Launch | Not before | First instruction after that |
 | --- | --- | --- |
 | graph | the end of the kernel before it and of all that it joins | ``grid_completion`` + ``launch_latency`` |
+| graph, second node behind one | the same | ``fork`` more |
 | behind the host | the end of the host's launches | ``launch_latency`` |
 | PDL | the trigger of the kernel before it and of all that it joins | ``pdl_trigger_to_launch`` |
 | task of a megakernel | the trigger of the task before it, the end of all that it joins | at once |
 
-Then comes ``kernel_prologue``. Where a launch has to wait for SMs, its first instruction comes no sooner than
-``block_refill`` after it has some.
+Then come ``kernel_prologue`` and ``block_dispatch`` for each block of the first wave. Where a launch has to wait for
+SMs, its first instruction comes no sooner than ``block_refill`` after it has some.
 
 All incoming edges of a PDL node are programmatic: capture makes what it joins from another stream let it in by its
 trigger too (block timestamps: the tail begins before the shared columns are sent). Its dependency wait is for the end
@@ -77,8 +78,10 @@ class LaunchQueue:
     def __init__(self, machine: Machine) -> None:
         self._launch_ps = picoseconds(machine.launch_latency_s)
         self._pdl_ps = picoseconds(machine.pdl_trigger_to_launch_s)
+        self._fork_ps = picoseconds(machine.fork_s)
         self._completion_ps = picoseconds(machine.grid_completion_s)
         self._handoff_ps = picoseconds(machine.counter_handoff_s)
+        self._dispatch_s = machine.block_dispatch_s
         self._host_launch_s = machine.host_launch_s
         self._host_graph_launch_s = machine.host_graph_launch_s
         self.prologue_ps = picoseconds(machine.kernel_prologue_s)
@@ -110,14 +113,19 @@ class LaunchQueue:
             start(call, previous, _last_of(by_end, by_trigger))
             previous = states[call.index]
 
-    def release_ps(self, admission: Admission) -> int:
+    def release_ps(self, run: KernelRun, admission: Admission) -> int:
         """From the end of the kernel that a launch waited for until the next node may start."""
         assert admission.by is not None and admission.completed
-        return self._completion_ps
+        # Of several nodes behind one, that of its own stream comes first.
+        forks = run.stream != "main" and admission.by.run.stream == "main"
+        return self._completion_ps + (self._fork_ps if forks else 0)
 
     def first_instruction_ps(self, admission: Admission) -> int:
         """From there to the first instruction, on SMs that have room."""
         return self._pdl_ps if admission.by_kernel and not admission.completed else self._launch_ps
+
+    def dispatch_ps(self, num_blocks: int) -> int:
+        return picoseconds(num_blocks * self._dispatch_s)
 
     def settle_ps(self, *, is_task: bool) -> int:
         """From the end of a kernel that was waited for inside, until what it stored is visible."""

@@ -71,7 +71,7 @@ def test_the_next_pass_loads_during_the_barrier(monkeypatch: Patch) -> None:
 def test_phases_follow_in_the_order_of_time(monkeypatch: Patch) -> None:
     """A kernel of two passes behind a PDL edge, which reads early, runs cold code, reduces, and pushes."""
     machine = replace(
-        TINY, kernel_prologue_s=50 * PS, kernel_exit_cold_s=300 * PS,
+        TINY, kernel_prologue_s=50 * PS, kernel_exit_cold_s=300 * PS, kernel_exit_warm_s=80 * PS,
         instruction_s=2 * PS, cold_instruction_s=5 * PS,
     )  # fmt: skip
     first = Pass(
@@ -101,6 +101,7 @@ def test_phases_follow_in_the_order_of_time(monkeypatch: Patch) -> None:
         ("kv and state", 6528, 6828),
         ("compute", 6828, 6928),  # 4000 flops take 400 ps beside 300 bytes
         ("block reduction", 6928, 6942),
-        ("drain", 6942, 7242),
-        ("send", 7242, 7342),
+        ("drain", 6942, 7162),
+        ("send", 7162, 7262),
+        ("drain", 7262, 7342),  # of 300 ps, 80 behind the push
     ]

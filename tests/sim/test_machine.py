@@ -48,8 +48,11 @@ UNITS = {
     "grid_completion_s": "s",
     "pdl_trigger_to_launch_s": "s",
     "block_refill_s": "s",
+    "fork_s": "s",
     "kernel_prologue_s": "s",
     "kernel_exit_cold_s": "s",
+    "kernel_exit_warm_s": "s",
+    "block_dispatch_s": "s",
     "instruction_s": "s",
     "cold_instruction_s": "s",
     "host_launch_s": "s",
@@ -161,7 +164,9 @@ def test_physical_order_within_a_machine(name: str) -> None:
     assert m.l2_far_latency_s < m.hbm_latency_s
     assert m.hbm_read_bytes_per_s < m.l2_read_bytes_per_s
     assert m.hbm_read_bytes_per_s / m.num_sms < m.hbm_bytes_per_s_per_sm <= m.l2_bytes_per_s_per_sm
-    assert m.block_reduction_s < m.cluster_sync_s < m.counter_handoff_s < m.grid_barrier_s
+    assert (
+        m.block_dispatch_s < m.block_reduction_s < m.cluster_sync_s < m.counter_handoff_s < m.grid_barrier_s
+    )
     assert m.l2_effective_bytes < m.hbm_capacity_bytes
     # a cluster barrier stays inside a GPC, a signal over NVLink crosses two L2s and the switch
     assert m.cluster_sync_s < m.nvlink_one_way_s + m.nvlink_visibility_s

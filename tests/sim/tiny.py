@@ -38,9 +38,9 @@ TINY = replace(
     l2_far_latency_s=10 * PS,
     l2_hit_queueing_fraction=0.25, hbm_queue_threshold_s=400 * PS,
     # launches
-    launch_latency_s=1000 * PS, pdl_trigger_to_launch_s=1000 * PS, block_refill_s=1000 * PS,
-    kernel_prologue_s=0.0, kernel_exit_cold_s=0.0, grid_completion_s=500 * PS,
-    instruction_s=0.0, cold_instruction_s=0.0, host_launch_s=5000 * PS,
+    launch_latency_s=1000 * PS, pdl_trigger_to_launch_s=1000 * PS, block_refill_s=1000 * PS, fork_s=0.0,
+    kernel_prologue_s=0.0, kernel_exit_cold_s=0.0, kernel_exit_warm_s=0.0, grid_completion_s=500 * PS,
+    instruction_s=0.0, cold_instruction_s=0.0, block_dispatch_s=0.0, host_launch_s=5000 * PS,
     host_graph_launch_s=300 * PS,
     # barriers and sums
     block_reduction_s=7 * PS, cluster_sync_s=20 * PS, grid_barrier_s=30 * PS, last_block_s=35 * PS,

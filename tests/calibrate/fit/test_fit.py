@@ -224,6 +224,19 @@ def planted_medians(document: Document, probe: str, quantity: str, value: Callab
 
 
 @pytest.mark.slow
+def test_planted_chains_come_back(tmp_path: Path) -> None:
+    """0.12 us behind the release, 0.2 a load, 0.09 a sum over a warp."""
+    document = stored()
+    flush_us = 1e6 * values_of(shipped())["grid_completion_s"].value
+    planted_medians(
+        document, "chained", "period",
+        lambda parameters: flush_us + 0.12 + 0.2 * parameters["loads"] + 0.09 * parameters["warp_sums"],
+    )  # fmt: skip
+    after = values_of(refitted(tmp_path, document))
+    assert after["kernel_exit_warm_s"].value == pytest.approx(0.12e-6, abs=0.015e-6)  # the flush is rounded
+
+
+@pytest.mark.slow
 def test_planted_inputs_come_back(tmp_path: Path) -> None:
     """200 GB/s an SM by rows; by fragments 50 GB/s an SM where 28 ask, and 2.8 TB/s where 112 do."""
     document = stored()
@@ -296,6 +309,15 @@ def test_a_planted_loss_of_uneven_grids_comes_back(tmp_path: Path) -> None:
         lambda parameters: whole * (1 - 0.15 * 15 / 16) if parameters["blocks"] == 96 else None,
     )  # fmt: skip
     assert values_of(refitted(tmp_path, document))["hbm_partial_grid_loss"].value == pytest.approx(0.15, rel=0.06)
+
+
+@pytest.mark.slow
+def test_a_planted_fork_comes_back(tmp_path: Path) -> None:
+    document = stored()
+    for probe in ("graph_join", "graph_fork_join"):
+        planted_medians(document, probe, "fork_same_stream", lambda parameters: 0.70)
+        planted_medians(document, probe, "fork_other_stream", lambda parameters: 0.95)
+    assert values_of(refitted(tmp_path, document))["fork_s"].value == pytest.approx(0.25e-6, rel=0.05)
 
 
 @pytest.mark.slow

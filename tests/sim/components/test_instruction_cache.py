@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from tiny import PS, TINY, call, kernel, simulate, spans, stream
+from tiny import PS, TINY, call, kernel, simulate, spans, stream, work
 
-from k3sim.kernels.work import MachineCode
+from k3sim.kernels.work import MachineCode, Pass
 from k3sim.model.program import Call, Weight
 from k3sim.sim.components import instruction_cache
 from k3sim.sim.components.instruction_cache import InstructionCache
@@ -84,6 +84,18 @@ def test_products_of_other_shapes_are_other_code(monkeypatch: Patch) -> None:
         for index, (n, k) in enumerate(shapes)
     ]
     assert serial_ps(monkeypatch, calls, SMALL, PACED) == [500, 200, 500, 200]
+
+
+def test_a_warm_kernel_exits_sooner(monkeypatch: Patch) -> None:
+    machine = replace(TINY, kernel_exit_cold_s=300 * PS, kernel_exit_warm_s=80 * PS)
+    codes = {"a": MachineCode(num_bytes=1000), "b": MachineCode()}
+    timeline = simulate(monkeypatch, {"a": stream(1000)}, launches("aa"), machine, num_ranks=1, codes=codes)
+    assert [spans(kernel(timeline, stage))[-1] for stage in "01"] == [("drain", 2100, 2400), ("drain", 5000, 5080)]
+    # Of one that pushes, the exit comes behind the push.
+    works = {"a": replace(stream(1000), sent_bytes_per_peer=100), "b": work(Pass())}
+    calls = [call(0, "a", sends="x"), call(1, "b", receives=(0,))]
+    pushing = kernel(simulate(monkeypatch, works, calls, machine, codes=codes), "a")
+    assert spans(pushing)[-3:] == [("drain", 2100, 2320), ("send", 2320, 2420), ("drain", 2420, 2500)]
 
 
 def test_many_warps_of_an_sm_share_its_issue(monkeypatch: Patch) -> None:

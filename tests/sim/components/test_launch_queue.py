@@ -30,6 +30,14 @@ def test_a_graph_edge_is_completion_and_launch(monkeypatch: Patch) -> None:
     }
 
 
+def test_dispatching_the_first_wave_lengthens_the_launch(monkeypatch: Patch) -> None:
+    machine = replace(TINY, block_dispatch_s=2 * PS)
+    # 200 blocks, of which ten on each of the ten SMs fit at once: 100 are dispatched before the first wave runs.
+    grid = work(Pass(reads=(reads(1000),)), num_blocks=200, max_blocks_per_sm=32)
+    timeline = simulate(monkeypatch, {"a": grid}, [call(0, "a")], machine, num_ranks=1)
+    assert spans(kernel(timeline, "a"))[0] == ("launch", 0, 1200)
+
+
 @pytest.mark.parametrize(
     ("trigger", "expected"),
     [
@@ -136,3 +144,12 @@ def test_a_trigger_takes_its_own_time_to_launch(monkeypatch: Patch) -> None:
         monkeypatch, works, [call(0, "a", trigger="start"), call(1, "b", launch="pdl")], machine, num_ranks=1
     )
     assert spans(kernel(timeline, "b"))[0] == ("launch", 1000, 2700)
+
+
+def test_the_second_node_behind_one_starts_later(monkeypatch: Patch) -> None:
+    machine = replace(TINY, fork_s=70 * PS)
+    works = {name: stream(100) for name in "abc"}
+    calls = [call(0, "a"), call(1, "b"), call(2, "c", stream="aux", after=(0,))]
+    timeline = simulate(monkeypatch, works, calls, machine, num_ranks=1)
+    begun = {stage: spans(kernel(timeline, stage))[1][1] for stage in "bc"}
+    assert sorted(begun.values()) == [1200 + 500, 1200 + 570]
