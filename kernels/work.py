@@ -95,6 +95,9 @@ class Pass:
     num_blocks: int = 0  # blocks that take part, when not all of the kernel's do
     num_tensor_core_setups: int = 0  # scales, pipeline fill, TMEM allocation, in series
     num_tile_epilogues: int = 0  # of one block in series, two block reductions long each, beside the stream
+    num_dependent_mmas: int = 0  # of a warp, each adding to the sums of the one before, once its operands are there
+    num_stages: int = 0  # of a warp in series beside the stream, each ending with sums over the warp
+    stage_instructions: int = 0  # of a warp, in each
     num_block_reductions: int = 0  # in series, after the stream
     num_selection_rounds: int = 0  # of these, those that find the largest scores
     barrier: Barrier = Barrier.NONE
@@ -119,6 +122,7 @@ class Work:
     early_bytes_in_flight_per_block: int = 0  # at once on their way before the dependency wait; 0: the whole pipeline
     carve_out_percent: int | None = 100  # of an SM's shared memory at its largest that it asks for; None: the driver's
     ring_slots: int = 0  # of the load pipeline: the last slot's arithmetic begins when its bytes are there; 0: unknown
+    register_loads: bool = False  # early reads go to registers by loads: what follows is asked for behind them
     co_resident: bool = False  # blocks start together, or wait for one another: none is done before all have started
     serial_instructions: int = 0  # of a warp behind its wait, where it grows with rows; 0: those of its ``MachineCode``
     deep_prefetch: bool = False  # all bytes in flight are asked for at once, and others' trips to L2 wait behind them

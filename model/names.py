@@ -37,6 +37,7 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
         "kernel_entry_s": "kernel_prologue_s",
         "l2_free_queue_s": "hbm_queue_threshold_s",
         "l2_queue_share": "l2_hit_queueing_fraction",
+        "product_chain_s": "dependent_mma_s",
     },
     "probe": {
         "asked_at_once": "issue_burst",
@@ -51,15 +52,12 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
 REMOVED: Mapping[str, frozenset[str]] = {
     "machine value": frozenset(
         {
-            "dependent_mma_s",
             "fp8_flops",
             "hbm_datasheet_bytes_per_s",
             "l2_capacity_bytes",
             "l2_loaded_latency_s",
             "l2_near_latency_s",
             "l2_queueing_utilisation",
-            "product_chain_s",
-            "warp_sum_s",
         }
     ),
 }

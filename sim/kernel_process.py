@@ -247,6 +247,9 @@ class KernelProcess:
             activation_ps = gpu.activations.load_ps(wave, one, one.activation_bytes_per_block)
             loads_ps = round(pace * (one.num_dependent_loads * gpu.memory.latency_ps() + activation_ps))
         setup_ps = round(pace * one.num_tensor_core_setups * gpu.sm_timing.tensor_core_setup_ps)
+        if self.work.register_loads and early is not None and early.through is not None and not early.through.processed:
+            yield early.through
+            run.add_span(Phase.WEIGHTS, self.env.now)
         if early is not None:
             # A full pipeline moves on when the input is there. What is left of a set-up that began with the early reads
             # shows only if the loads are shorter.
@@ -263,6 +266,10 @@ class KernelProcess:
         # flight then; filling a tensor-core pipeline is part of its set-up.
         drained = early is None or early.through is None or early.through.processed
         if drained and late and not one.num_tensor_core_setups:
+            if early is not None:
+                # A ring that stands full asks for more when its first slot is free.
+                yield env.timeout(round(pace * gpu.sm_timing.stage_ps(wave, one)))
+                run.add_span(Phase.RING_STALL, self.env.now)
             yield env.timeout(gpu.loads.first_bytes_ps)
             run.add_span(Phase.RAMP, self.env.now)
         return input_ps
@@ -306,8 +313,9 @@ class KernelProcess:
             run.add_span(Phase.DEPENDENT_LOADS, self.env.now)
         streamed_ps = self.gpu.activations.load_ps(wave, one, one.streamed_activation_bytes_per_block)
         compute_ps = round(pace * max(timing.arithmetic_ps(wave, one), streamed_ps))
-        last_ps = round(compute_ps * last_slot_share(self.work, one))
-        left_ps = max(max(start_ps, input_ps) + compute_ps - self.env.now, last_ps)
+        last_ps = compute_ps * last_slot_share(self.work, one) + pace * timing.last_slot_port_ps(wave, one)
+        stage_ps = pace * timing.stage_ps(wave, one)
+        left_ps = max(max(start_ps, input_ps) + compute_ps - self.env.now, round(last_ps), round(stage_ps))
         if left_ps > 0:
             yield self.env.timeout(left_ps)
             run.add_span(Phase.COMPUTE, self.env.now)

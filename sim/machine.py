@@ -112,15 +112,18 @@ class Machine:
     host_launch_s: float = field(metadata=_unit("s", zero=True))  # CPU time of one launch call
     host_graph_launch_s: float = field(metadata=_unit("s", zero=True))  # CPU time of one graph launch call
 
-    # Synchronisation: a tree reduction over one block; arrive and wait of a cluster; all blocks of
+    # Synchronisation: a sum over one warp; a tree reduction over one block; arrive and wait of a cluster; all blocks of
     # a grid; the last block of a grid, from its arrival to what all others stored; blocks that hand over
     # to another through a counter in L2; fixed cost of a block that uses tensor cores
+    warp_sum_s: float = field(metadata=_unit("s", zero=True))
     block_reduction_s: float = field(metadata=_unit("s", zero=True))
     cluster_sync_s: float = field(metadata=_unit("s", zero=True))
     grid_barrier_s: float = field(metadata=_unit("s", zero=True))
     last_block_s: float = field(metadata=_unit("s", zero=True))
     counter_handoff_s: float = field(metadata=_unit("s", zero=True))
     tensor_core_setup_s: float = field(metadata=_unit("s", zero=True))
+    # From one mma.sync of a warp to the next that adds to its sums
+    dependent_mma_s: float = field(metadata=_unit("s", zero=True))
 
     # Arithmetic, dense; zero where the chip lacks the format
     fp32_fma_per_clock_per_sm: float = field(metadata=_unit("FMA/clock/SM"))

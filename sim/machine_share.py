@@ -35,6 +35,7 @@ _OF_PHASE = {
     Phase.TENSOR_CORE_SETUP: "tensor_core_setup_s",
     Phase.SELECTION: "block_reduction_s",
     Phase.BLOCK_REDUCTION: "block_reduction_s",
+    Phase.RING_STALL: "instruction_s",
 }
 _OF_BARRIER = {
     Barrier.NONE: (),
@@ -170,6 +171,8 @@ class _Pricing:
         sms = min(blocks, machine.num_sms)
         longest: dict[str, float] = {
             "block_reduction_s": 2 * one.num_tile_epilogues * machine.block_reduction_s,
+            "dependent_mma_s": one.num_dependent_mmas * machine.dependent_mma_s,
+            "instruction_s": one.num_stages * one.stage_instructions * machine.instruction_s,
             **self._input(work, one, one.streamed_activation_bytes_per_block),
         }
         if one.unit is Unit.CUDA_CORE:

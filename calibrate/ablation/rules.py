@@ -16,7 +16,7 @@ from typing import Any
 from k3sim.kernels import costs
 from k3sim.kernels.work import ActivationForm, Barrier, MachineCode, Pass, Work
 from k3sim.model.program import Weight
-from k3sim.sim.components import instruction_cache, peers
+from k3sim.sim.components import instruction_cache, peers, sm_timing
 from k3sim.sim.components.bandwidth import SharedBandwidth
 from k3sim.sim.components.instruction_cache import InstructionCache
 from k3sim.sim.machine import Machine
@@ -201,6 +201,14 @@ RULES: tuple[Rule, ...] = (
     # Arithmetic
     Rule(name="last-slot", says="the last ring slot's arithmetic is behind its bytes", place=f"{_SIM}/sm_timing.py",
          work=_work(ring_slots=0)),
+    Rule(name="shared-memory-port", says="128 bytes a clock of shared memory", place=f"{_SIM}/sm_timing.py",
+         replaced=((sm_timing, "SMEM_BYTES_PER_CLOCK", WITHOUT_BOUND),)),
+    Rule(name="stages", says="stages of a warp in series beside the stream", place=f"{_SIM}/sm_timing.py",
+         work=_without(num_stages=0, stage_instructions=0)),
+    Rule(name="warp-sums", says="sums over a warp in every stage", place=f"{_SIM}/sm_timing.py",
+         machine=_values(warp_sum_s=0.0)),
+    Rule(name="dependent-mma", says="MMAs that add to the same sums", place=f"{_SIM}/sm_timing.py",
+         machine=_values(dependent_mma_s=0.0)),
     Rule(name="tile-epilogues", says="epilogues of a block in series", place=f"{_SIM}/sm_timing.py",
          work=_without(num_tile_epilogues=0)),
     Rule(name="fp4-weights", says="the rate at which FP4 weights are decoded", place=f"{_SIM}/sm_timing.py",

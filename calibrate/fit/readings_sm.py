@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from k3sim.calibrate.fit.readings_launch import tiny_stages
+from k3sim.calibrate.fit.readings_launch import CHAIN, chain_by, tiny_stages
 from k3sim.calibrate.fit.statements import (
     LOADED_BYTES,
     Reader,
@@ -55,6 +55,23 @@ SM_READINGS: tuple[Reading, ...] = (
         "The same where neither the SMs nor L2 hold it; around: eight warps.",
         centre=lambda read: _instructions(read, threads=32, state="in_hbm"),
         around=lambda read: _instructions(read, threads=256, state="in_hbm"),
+    ),
+    Reading(
+        "dependent_mma_s", 3,
+        "mma.sync m16n8k16 in bf16, each adding to the sums of the one before, 1 to 8 warps; around: 16 warps, "
+        "and two chains a warp.",
+        centre=lambda read: read.stated("product_chain", "step", chains=1, warps=(1, 4, 8)),
+        around=lambda read: [
+            *read.stated("product_chain", "step", chains=1, warps=16),
+            *read.stated("product_chain", "step", chains=2, warps=1),
+        ],
+    ),
+    Reading(
+        "warp_sum_s", 3,
+        "Five shuffles and additions, each waiting for the one before: what they add to the period of a chain of "
+        "kernels; around: blocks of 14 warps.",
+        centre=lambda read: chain_by(read, "warp_sums", 1, **CHAIN),
+        around=lambda read: chain_by(read, "warp_sums", 1, blocks=132, threads=448),
     ),
     Reading(
         "block_reduction_s", 3,

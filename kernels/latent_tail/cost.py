@@ -41,13 +41,15 @@ def send_shared(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int
 
 UP_OUTPUTS = 8  # of a block of ``up_cluster``
 UP_WARPS = 4
+SUM_INSTRUCTIONS_PER_SLOT = 33  # of a warp: 530 with 16 slots, for sm_90a
 
 
 def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int) -> Work:
     """Sum, latent norm, column shard, shared slice, push: weights in shared memory before the wait, sum over a cluster.
 
     A block sums an eighth of the latent, two rows at a time, and sends it to its cluster; products, the sum over
-    warps, the shared experts' slots.
+    warps, the shared experts' slots. A warp's products are a chain for each eight rows, over its share of the latent in
+    steps of 32.
     """
     (one,) = weights
     taken = min(rows, MAX_ROWS)  # that the kernel has room for
@@ -64,6 +66,9 @@ def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int
             Pass(
                 num_dependent_loads=-(-rows // 2),
                 activation_bytes_per_block=rows * ranks * latent * BF16_BYTES // CLUSTER_BLOCKS,
+                # The slots of the first rows are in the exchange's visibility.
+                num_stages=-(-rows // 2) - 1,
+                stage_instructions=SUM_INSTRUCTIONS_PER_SLOT * ranks,
                 num_block_reductions=1,
                 barrier=Barrier.CLUSTER_RELEASE,
                 num_barriers=1,
@@ -72,6 +77,7 @@ def up_cluster(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int
                 reads=(Read(region=one.region, num_bytes=one.num_bytes, early=True),),
                 flops=2.0 * -(-rows // 8) * 16 * one.num_outputs * one.depth,
                 unit=Unit.BF16,
+                num_dependent_mmas=-(-rows // 8) * (latent // 32 // UP_WARPS),
                 num_block_reductions=2,
             ),
         ),

@@ -12,6 +12,7 @@ from k3sim.kernels.work import ActivationForm, Barrier, MachineCode, Pass, Read,
 from k3sim.model.program import Weight
 
 # As it was measured: ptxas had moved the wait in front of the loads of W_UV (machine code of 2026-11-29).
+LIFT_WARPS = 4  # that share K of the value projection, in steps of 32
 LIFT_BEFORE_WAIT = True
 HEAD_TILE = 16  # tensor-core rows that heads are padded to
 
@@ -106,6 +107,7 @@ def lift_gate(weights: Sequence[Weight], *, rows: int, kv_lora_rank: int) -> Wor
         bytes_in_flight_per_block=8 * kv_lora_rank * 2,
         max_blocks_per_sm=8,
         registers_per_thread=footprint("mla_decode", f"lift_heads6_rows{8 if rows <= 8 else 16}").allocated_registers,
+        register_loads=True,
         passes=(
             Pass(
                 num_dependent_loads=1,
@@ -115,6 +117,7 @@ def lift_gate(weights: Sequence[Weight], *, rows: int, kv_lora_rank: int) -> Wor
                 written_bytes=0,
                 flops=(rows + 1) * float(one.num_bytes),
                 unit=Unit.BF16,
+                num_dependent_mmas=kv_lora_rank // (32 * LIFT_WARPS),
                 num_block_reductions=1,
             ),
         ),

@@ -20,7 +20,7 @@ def public_fused(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_byt
     passes = (
         replace(
             project, unit=Unit.CUDA_CORE, flops=2.0 * (1 + 3.5 * rows) * q_b.num_outputs * q_b.depth,
-            num_dependent_loads=1,
+            num_dependent_mmas=0, num_dependent_loads=1,
         ),
         replace(absorb, unit=Unit.CUDA_CORE, flops=(rows + 1) * float(w_uk.num_bytes)),
     )  # fmt: skip

@@ -13,6 +13,7 @@ from dataclasses import replace
 from k3sim.kernels.cublas.cost import gemm as cublas_gemm
 from k3sim.kernels.footprints import built_code
 from k3sim.kernels.skinny_gemv.configuration import (
+    CHUNK,
     MAX_ROWS,
     Epilogue,
     GemvConfiguration,
@@ -78,7 +79,12 @@ def _tiled(
             else fma_flops(weights, rows)
         ),
         unit=Unit.BF16 if config.is_mma else Unit.CUDA_CORE,
-        num_block_reductions=1,  # sums over each warp, and those of the warps
+        # Of the mma form each stage adds two products to the sums of the one before, for each step along K.
+        num_dependent_mmas=2 * config.tiling.steps_per_stage * config.num_stages if config.is_mma else 0,
+        num_stages=0 if config.is_mma else config.num_stages,
+        stage_instructions=_stage_instructions(config),
+        # Sums over a warp are in the stages; those of the warps are added up at once, without a tree.
+        num_block_reductions=1 if config.is_mma else 0,
         barrier=Barrier.CLUSTER_RELEASE if config.tiling.split > 1 else Barrier.NONE,
         num_barriers=1 if config.tiling.split > 1 else 0,
     )
@@ -97,6 +103,13 @@ def _tiled(
         passes=(multiply,),
         sent_bytes_per_peer=sent_bytes_per_peer,
     )
+
+
+def _stage_instructions(config: GemvConfiguration) -> int:
+    """Of a warp of the ``fma`` form in one stage, for sm_90a: 37 to 41, 54 to 56 and 96 to 129 with 8, 16 and 32
+    weights a thread at one row."""
+    weights = CHUNK * config.chunks_per_thread * config.tiling.rows_per_stage
+    return round(16 + (1.75 + config.rows) * weights)
 
 
 def _registers(config: GemvConfiguration, *, pushes: bool) -> int:

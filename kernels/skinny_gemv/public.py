@@ -112,6 +112,7 @@ def tinygemm(weights: Sequence[Weight], *, rows: int) -> Work:
                 reads=reads(weights, early=True),
                 flops=2.0 * TINYGEMM_ROWS * -(-rows // TINYGEMM_ROWS) * num_outputs * depth,
                 unit=Unit.BF16,
+                num_dependent_mmas=-(-slots // 4) * TINYGEMM_SLOT_DEPTH // 16,
                 num_block_reductions=1,
             ),
         ),

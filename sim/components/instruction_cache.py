@@ -23,11 +23,12 @@ from k3sim.kernels.costs import code_of
 from k3sim.kernels.work import MachineCode, Work
 from k3sim.model.program import Call
 from k3sim.sim.components.sm import warps_of
+from k3sim.sim.components.sm_timing import SCHEDULERS
 from k3sim.sim.machine import Machine
 from k3sim.sim.units import picoseconds
 
 WARM_CODE_BYTES = 64 * 1024
-SCHEDULERS = 4  # of an SM: each issues an instruction of one warp a clock
+
 
 UNKNOWN = MachineCode()
 

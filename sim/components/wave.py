@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import simpy
 
 from k3sim.kernels.work import Pass, Work
+from k3sim.sim.components.sm import warps_of
 from k3sim.sim.components.stream import Stream
 from k3sim.sim.timeline.timeline import KernelRun
 
@@ -30,6 +31,15 @@ class Wave:
     is_part: bool = False  # its blocks make room for others of their kernel
     later: Stream | None = None  # early reads of blocks that became resident later
     asking: list[simpy.Event] = field(default_factory=list)  # fire when blocks have asked for their early reads
+
+    @property
+    def blocks_per_sm(self) -> int:
+        """Resident blocks on the SM that has most of them, when they are spread evenly."""
+        return -(-self.resident_blocks // self.num_sms)
+
+    @property
+    def warps_per_sm(self) -> int:
+        return warps_of(self.work) * self.blocks_per_sm
 
     def passes(self) -> tuple[Pass, ...]:
         """What the blocks of this wave do of each pass of the kernel."""

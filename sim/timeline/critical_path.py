@@ -97,6 +97,7 @@ PART_OF_PHASE: Mapping[Phase, Part] = {
     Phase.L2: Part.L2,
     Phase.COMPUTE: Part.COMPUTE,
     Phase.SERIAL_CODE: Part.ISSUE,
+    Phase.RING_STALL: Part.ISSUE,
     Phase.DEPENDENT_LOADS: Part.L2_TRIPS,
     Phase.TENSOR_CORE_SETUP: Part.SETUP,
     Phase.BLOCK_REDUCTION: Part.BLOCK_REDUCTION,

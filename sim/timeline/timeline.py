@@ -36,6 +36,7 @@ class Phase(str, Enum):
     L2 = "l2"  # weights or state served by L2
     COMPUTE = "compute"  # arithmetic beyond the streaming time
     SERIAL_CODE = "serial code"  # instructions that one warp runs straight through, fetched where they are cold
+    RING_STALL = "ring stall"  # a load pipeline that stands full waits for its first slot to be multiplied
     DEPENDENT_LOADS = "dependent loads"  # L2 round trips in series, and a block's input
     TENSOR_CORE_SETUP = "tensor-core set-up"  # scales, pipeline fill, TMEM allocation
     SELECTION = "selection"  # rounds of a radix search, a block reduction each

@@ -43,10 +43,10 @@ TINY = replace(
     instruction_s=0.0, cold_instruction_s=0.0, block_dispatch_s=0.0, host_launch_s=5000 * PS,
     host_graph_launch_s=300 * PS,
     # barriers and sums
-    block_reduction_s=7 * PS, cluster_sync_s=20 * PS, grid_barrier_s=30 * PS, last_block_s=35 * PS,
+    warp_sum_s=3 * PS, block_reduction_s=7 * PS, cluster_sync_s=20 * PS, grid_barrier_s=30 * PS, last_block_s=35 * PS,
     counter_handoff_s=40 * PS, tensor_core_setup_s=50 * PS,
     # arithmetic
-    fp32_fma_per_clock_per_sm=1.0, bf16_flops=20e12, fp4_flops=80e12,
+    dependent_mma_s=0.0, fp32_fma_per_clock_per_sm=1.0, bf16_flops=20e12, fp4_flops=80e12,
     fp4_weights_per_clock_per_sm=4.0,
     # NVLink
     nvlink_egress_bytes_per_s=1e12, nvlink_ingress_bytes_per_s=1e12, nvlink_one_way_s=200 * PS,

@@ -183,6 +183,7 @@ PLANTED_READINGS = {
     "fp4_weights_per_clock_per_sm": ("mxfp4_rate", "weights_per_clock", 1.7),
     "loopback_visibility_s": ("looped_back_push", "one_way", 1.5),
     "loopback_slot_s": ("looped_back_push", "one_way", 1.5),
+    "dependent_mma_s": ("product_chain", "step", 1.4),
     "instruction_s": ("cold_code", "run", 1.5),
     "cold_instruction_s": ("cold_code", "run", 1.5),
 }
@@ -233,6 +234,7 @@ def test_planted_chains_come_back(tmp_path: Path) -> None:
         lambda parameters: flush_us + 0.12 + 0.2 * parameters["loads"] + 0.09 * parameters["warp_sums"],
     )  # fmt: skip
     after = values_of(refitted(tmp_path, document))
+    assert after["warp_sum_s"].value == pytest.approx(0.09e-6, rel=0.02)
     assert after["kernel_exit_warm_s"].value == pytest.approx(0.12e-6, abs=0.015e-6)  # the flush is rounded
 
 
@@ -252,6 +254,15 @@ def test_planted_inputs_come_back(tmp_path: Path) -> None:
     assert after["l2_input_bytes_per_s_per_sm"].value == pytest.approx(200e9, rel=0.05)
     assert after["l2_fragment_bytes_per_s_per_sm"].value == pytest.approx(50e9, rel=0.05)
     assert after["l2_fragment_bytes_per_s"].value == pytest.approx(2.8e12, rel=0.05)
+
+
+@pytest.mark.slow
+def test_a_chain_of_two_sizes_gives_no_line(tmp_path: Path) -> None:
+    document = stored()
+    document["cases"] = [
+        case for case in document["cases"] if case["probe"] != "chained" or case["parameters"]["warp_sums"] in (0, 4)
+    ]
+    assert "2 stable samples of chained by warp_sums" in refitted(tmp_path, document).undetermined["warp_sum_s"]
 
 
 @pytest.mark.slow

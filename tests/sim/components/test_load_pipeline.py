@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tiny import TINY, call, kernel, reads, simulate, spans, stream, work
+from tiny import PS, TINY, call, kernel, reads, simulate, spans, stream, work
 
 from k3sim.kernels.work import Pass
 from k3sim.sim.components.load_pipeline import late_reads
@@ -30,6 +30,22 @@ def test_pending_blocks_ask_before_their_kernel_triggers(monkeypatch: Patch) -> 
     # At 17767 three blocks take the place of the long one's, begin a refill later, and have asked for the last of their
     # 300 bytes when half of them has come, at 0.015 a picosecond.
     assert kernel(timeline, "b").start_ps == 17767 + 1000 + 100 + 10000
+
+
+def test_a_full_ring_refills_behind_a_stage(monkeypatch: Patch) -> None:
+    machine = replace(TINY, instruction_s=3 * PS)
+
+    def ramp_ps(**of_pass: int) -> int:
+        ring = work(Pass(reads=(reads(4000, early=True),), **of_pass), bytes_in_flight_per_block=100)
+        works = {"a": work(Pass(num_dependent_loads=1200)), "b": ring}
+        calls = [call(0, "a", trigger="start"), call(1, "b", launch="pdl")]
+        found = spans(kernel(simulate(monkeypatch, works, calls, machine, num_ranks=1), "b"))
+        released = next(end for phase, _, end in found if phase == "release")
+        return next(end for phase, _, end in found if phase == "ramp") - released
+
+    assert ramp_ps() == 100
+    # 50 instructions, 200 bytes of a stage at 128 a clock of 2 ps (0.0064 of them), and the sums over a warp.
+    assert ramp_ps(num_stages=2, stage_instructions=50) == 150 + round(200 / 128 * 2) + 3 + 100
 
 
 def test_a_ring_filled_in_turns_triggers_last(monkeypatch: Patch) -> None:
