@@ -55,9 +55,7 @@ REMOVED: Mapping[str, frozenset[str]] = {
             "fp8_flops",
             "hbm_datasheet_bytes_per_s",
             "l2_capacity_bytes",
-            "l2_loaded_latency_s",
             "l2_near_latency_s",
-            "l2_queueing_utilisation",
         }
     ),
 }

@@ -71,6 +71,7 @@ def _consistent(machine: Machine) -> Machine:
     return replace(
         machine,
         hbm_copy_bytes_per_s=min(machine.hbm_copy_bytes_per_s, read),
+        l2_queueing_utilisation=min(machine.l2_queueing_utilisation, 0.99),
         hbm_in_flight_curve=tuple((at, min(rate, read)) for at, rate in machine.hbm_in_flight_curve),
     )
 

@@ -75,7 +75,7 @@ class Machine:
     hbm_copy_bytes_per_s: float = field(metadata=_unit("B/s"))
     prefetch_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
 
-    # L2: size for data that every SM reads, rate to all SMs and to one SM, latency to the far partition
+    # L2: size for data that every SM reads, rate to all SMs and to one SM, latency to the far partition and under load
     l2_effective_bytes: int = field(metadata=_unit("B"))
     l2_read_bytes_per_s: float = field(metadata=_unit("B/s"))
     l2_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
@@ -85,8 +85,10 @@ class Machine:
     l2_fragment_bytes_per_s_per_sm: float = field(metadata=_unit("B/s"))
     l2_fragment_bytes_per_s: float = field(metadata=_unit("B/s"))
     l2_far_latency_s: float = field(metadata=_unit("s", zero=True))
-    # Where more is asked for than keeps HBM busy: the share of the queue's time that an L2 hit waits, and the time of a
-    # queue that costs nothing
+    l2_loaded_latency_s: float = field(metadata=_unit("s", zero=True))  # while HBM streams at its ceiling
+    # Share of HBM's rate from which on an L2 hit queues. Where more is asked for than keeps HBM busy: the share of the
+    # queue's time that a hit waits, and the time of a queue that costs nothing
+    l2_queueing_utilisation: float = field(metadata=_unit("1"))
     l2_hit_queueing_fraction: float = field(metadata=_unit("1", zero=True))
     hbm_queue_threshold_s: float = field(metadata=_unit("s", zero=True))
 

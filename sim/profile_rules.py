@@ -171,10 +171,9 @@ def _check_consistency(document: Document, values: Mapping[str, Any]) -> None:
         if smaller in values and larger in values and values[smaller] > values[larger]:
             says = f"is {shown(values[smaller])}, accepted: at most {shown(values[larger])} ({larger})"
             document.fault(("values", smaller, "value"), says)
-    loss = values.get("hbm_partial_grid_loss", 0)
-    if loss >= 1:
-        says = f"is {shown(loss)}, accepted: a share below 1"
-        document.fault(("values", "hbm_partial_grid_loss", "value"), says)
+    for name in ("hbm_partial_grid_loss", "l2_queueing_utilisation"):
+        if name in values and values[name] >= 1:
+            document.fault(("values", name, "value"), f"is {shown(values[name])}, accepted: a share below 1")
     if "hbm_in_flight_curve" in values and "hbm_read_bytes_per_s" in values:
         top, most = values["hbm_in_flight_curve"][-1][1], values["hbm_read_bytes_per_s"]
         if top > most:

@@ -146,7 +146,7 @@ def latency_inside_kernels_stays() -> bool:
         abs(change_us) < 0.1
         and 0.5 < alone < 0.6
         and any(abs(one - alone) < 0.01 for one in beside)
-        and max(beside) < 1
+        and max(beside) < machine.l2_queueing_utilisation
     )
 
 

@@ -181,6 +181,8 @@ RULES: tuple[Rule, ...] = (
          machine=_values(l2_effective_bytes=1)),
     Rule(name="l2-rate", says="all bytes cross the L2 port", place=f"{_SIM}/memory.py",
          machine=_values(l2_read_bytes_per_s=WITHOUT_BOUND, l2_bytes_per_s_per_sm=WITHOUT_BOUND)),
+    Rule(name="loaded-latency", says="an L2 hit queues near HBM's ceiling", place=f"{_SIM}/memory.py",
+         machine=_as(l2_loaded_latency_s="l2_far_latency_s")),
     Rule(name="hit-queueing", says="an L2 hit waits behind what was asked for", place=f"{_SIM}/memory.py",
          machine=_values(l2_hit_queueing_fraction=0.0)),
     Rule(name="queue-threshold", says="a short queue costs an L2 hit nothing", place=f"{_SIM}/memory.py",

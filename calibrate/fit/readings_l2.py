@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from k3sim.calibrate.fit.statements import (
+    LOADED_BYTES,
     MIB,
     Reader,
     Reading,
@@ -26,6 +27,13 @@ def _same_input(read: Reader, form: str, *, blocks: int, of_all: bool = False) -
             rate = (blocks if of_all else 1) / slope_of(points)[1]
             found.append((f"same_input {form} blocks={blocks} written={written}", rate))
     return needed(found, f"same_input {form} with {blocks} blocks")
+
+
+def _stream_share(read: Reader, *kib: int) -> list[Statement]:
+    whole = read.one("loads_beside_stream", "stream_rate", stream_bytes_in_flight_per_sm=128 * 1024)
+    in_flight = tuple(1024 * each for each in kib)
+    rates = read.stated("loads_beside_stream", "stream_rate", stream_bytes_in_flight_per_sm=in_flight)
+    return [(label, rate / whole) for label, rate in rates]
 
 
 QUEUES_KIB = (48, 64, 96, 128)  # in flight on each SM: beyond, a queue grows and what a hit waits does not
@@ -100,6 +108,24 @@ L2_READINGS: tuple[Reading, ...] = (
         "l2_far_latency_s", 3,
         "Upper group of lines that other SMs wrote just before, less the clock readings; median over SMs.",
         centre=lambda read: less_timestamp(read, "l2_chase_written", "first_read_far_decile"),
+    ),
+    Reading(
+        "l2_loaded_latency_s", 2,
+        "Mean of loads that hit L2 while the other SMs stream with 64 KiB in flight each; around: 32, 48 and 128 "
+        "KiB. The queue decides.",
+        centre=lambda read: less_timestamp(
+            read, "loads_beside_stream", "mean_in_l2", stream_bytes_in_flight_per_sm=LOADED_BYTES
+        ),
+        around=lambda read: less_timestamp(
+            read, "loads_beside_stream", "mean_in_l2", stream_bytes_in_flight_per_sm=(32768, 49152, 131072)
+        ),
+    ),
+    Reading(
+        "l2_queueing_utilisation", 2,
+        "Rate of a stream with 32 KiB in flight on each SM, of that with 128 KiB: the last at which an L2 hit "
+        "takes less than 1.35 times as long; around: 24 and 48 KiB.",
+        centre=lambda read: _stream_share(read, 32),
+        around=lambda read: _stream_share(read, 24, 48),
     ),
     Reading(
         "l2_hit_queueing_fraction", 2,

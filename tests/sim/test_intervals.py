@@ -41,7 +41,7 @@ def exact(machine: Machine, **known: float) -> Machine:
 
 def test_low_and_high_are_percentiles_of_draws() -> None:
     drawn = draw_machines(H200, 2000)
-    for name in ("grid_completion_s", "counter_handoff_s", "l2_far_latency_s", "rank_skew_relative_sd"):
+    for name in ("grid_completion_s", "counter_handoff_s", "l2_loaded_latency_s", "rank_skew_relative_sd"):
         origin, value = H200.provenance[name], getattr(H200, name)
         values = sorted(getattr(one, name) for one in drawn)
         low, high = quantiles(values)

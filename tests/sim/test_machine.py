@@ -42,6 +42,8 @@ UNITS = {
     "l2_fragment_bytes_per_s_per_sm": "B/s",
     "l2_fragment_bytes_per_s": "B/s",
     "l2_far_latency_s": "s",
+    "l2_loaded_latency_s": "s",
+    "l2_queueing_utilisation": "1",
     "l2_hit_queueing_fraction": "1",
     "hbm_queue_threshold_s": "s",
     "launch_latency_s": "s",

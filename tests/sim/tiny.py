@@ -35,7 +35,7 @@ TINY = replace(
     # L2
     l2_effective_bytes=10_000, l2_read_bytes_per_s=4e12, l2_bytes_per_s_per_sm=0.4e12,
     l2_input_bytes_per_s_per_sm=0.4e12, l2_fragment_bytes_per_s_per_sm=0.1e12, l2_fragment_bytes_per_s=0.8e12,
-    l2_far_latency_s=10 * PS,
+    l2_far_latency_s=10 * PS, l2_loaded_latency_s=10 * PS, l2_queueing_utilisation=0.9,
     l2_hit_queueing_fraction=0.25, hbm_queue_threshold_s=400 * PS,
     # launches
     launch_latency_s=1000 * PS, pdl_trigger_to_launch_s=1000 * PS, block_refill_s=1000 * PS, fork_s=0.0,

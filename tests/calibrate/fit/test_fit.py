@@ -294,6 +294,17 @@ def test_a_steady_queue_is_not_guessed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_planted_utilisation_comes_back(tmp_path: Path) -> None:
+    document = stored()
+    shares = {32768: 0.86, 131072: 1.0}
+    planted_medians(
+        document, "loads_beside_stream", "stream_rate",
+        lambda parameters: 4e12 * shares.get(parameters["stream_bytes_in_flight_per_sm"], 0.95),
+    )  # fmt: skip
+    assert values_of(refitted(tmp_path, document))["l2_queueing_utilisation"].value == pytest.approx(0.86, abs=0.011)
+
+
+@pytest.mark.slow
 def test_a_planted_prefetch_rate_comes_back(tmp_path: Path) -> None:
     """Eight SMs at 150 GB/s each, of whose lines nine in ten are seen."""
     document = stored()

@@ -99,6 +99,11 @@ def test_profile_is_what_was_measured() -> None:
         "l2_far_latency_s": (median("l2_chase_written", "first_read_far_decile", sm=1) - STAMP_CYCLES)
         * CYCLE_US
         * 1e-6,
+        "l2_loaded_latency_s": (
+            median("loads_beside_stream", "mean_in_l2", stream_bytes_in_flight_per_sm=65536) - STAMP_CYCLES
+        )
+        * CYCLE_US
+        * 1e-6,
         "block_reduction_s": median("block_reduction", "time", threads=512) * 1e-6,
         "cluster_sync_s": median("cluster_barrier", "time", blocks=128, store_to_neighbour=True) * 1e-6,
         "grid_barrier_s": median("grid_barrier", "time", blocks=132) * 1e-6,

@@ -8,7 +8,7 @@ import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny import TINY, check_lines
+from tiny import PS, TINY, check_lines
 
 from k3sim.sim.components.memory import HBM, L2, Memory, StreamLimit
 
@@ -65,6 +65,20 @@ def test_hbm_traffic_crosses_the_l2_port() -> None:
     assert env.now == 2000
     counters = {counter.resource: counter.bytes_until(2000) for counter in one.counters(0)}
     assert counters == {HBM: 1000, L2: 2000}
+
+
+@pytest.mark.parametrize(
+    ("rate", "latency_ps"),
+    [(250_000, 12), (900_000, 12), (950_000, 31), (1_000_000, 50)],  # half way from 90 % to all: half way to 50
+)
+def test_a_dependent_load_queues_near_the_ceiling(rate: int, latency_ps: int) -> None:
+    env, one = memory(l2_far_latency_s=12 * PS, l2_loaded_latency_s=50 * PS)
+    assert one.latency_ps() == 12  # a block waits for its slowest line
+    one.fetch("", 1000, StreamLimit(rate, 1), reused=False)
+    env.run(until=1)
+    assert one.latency_ps() == latency_ps
+    env.run()
+    assert one.latency_ps() == 12
 
 
 def test_hbm_is_shared_by_bytes_in_flight() -> None:
