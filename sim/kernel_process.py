@@ -247,9 +247,6 @@ class KernelProcess:
             activation_ps = gpu.activations.load_ps(wave, one, one.activation_bytes_per_block)
             loads_ps = round(pace * (one.num_dependent_loads * gpu.memory.latency_ps() + activation_ps))
         setup_ps = round(pace * one.num_tensor_core_setups * gpu.sm_timing.tensor_core_setup_ps)
-        if self.work.register_loads and early is not None and early.through is not None and not early.through.processed:
-            yield early.through
-            run.add_span(Phase.WEIGHTS, self.env.now)
         if early is not None:
             # A full pipeline moves on when the input is there. What is left of a set-up that began with the early reads
             # shows only if the loads are shorter.
