@@ -122,6 +122,8 @@ class Work:
     early_bytes_in_flight_per_block: int = 0  # at once on their way before the dependency wait; 0: the whole pipeline
     carve_out_percent: int | None = 100  # of an SM's shared memory at its largest that it asks for; None: the driver's
     ring_slots: int = 0  # of the load pipeline: the last slot's arithmetic begins when its bytes are there; 0: unknown
+    register_loads: bool = False  # weights to registers by loads: what follows is asked for behind them
+    triggers_after_loads: bool = False  # lets the next launch in when it has asked for them
     co_resident: bool = False  # blocks start together, or wait for one another: none is done before all have started
     serial_instructions: int = 0  # of a warp behind its wait, where it grows with rows; 0: those of its ``MachineCode``
     deep_prefetch: bool = False  # all bytes in flight are asked for at once, and others' trips to L2 wait behind them
@@ -132,7 +134,7 @@ class Work:
     @property
     def trigger_waits_for_loads(self) -> bool:
         """Whether it lets the next launch in behind its early reads, when it has asked for the last of them."""
-        return 0 < self.early_bytes_in_flight_per_block < self.bytes_in_flight_per_block
+        return self.triggers_after_loads or 0 < self.early_bytes_in_flight_per_block < self.bytes_in_flight_per_block
 
     def read_bytes(self) -> int:
         """HBM bytes read when L2 holds nothing."""

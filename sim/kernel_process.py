@@ -73,7 +73,8 @@ class KernelProcess:
             self.end(footprint)
             return
         resident_blocks = footprint.blocks - (0 if placement is None else placement.num_pending)
-        wave = Wave(run, work, footprint.blocks, resident_blocks, self.gpu.num_sms, self.pace)
+        l1_bytes = self.gpu.occupancy.l1_bytes(work, placement)
+        wave = Wave(run, work, footprint.blocks, resident_blocks, self.gpu.num_sms, self.pace, l1_bytes)
         early = self.read_early(wave, placement)
         yield from self.wait_for_predecessors()
         yield from self.wait_for_peers()
@@ -147,12 +148,13 @@ class KernelProcess:
 
     def start_pending_blocks(self, wave: Wave, placement: Placement, one: Pass) -> Steps:
         """Blocks that were pending at first: they ask for their share, and then all blocks have triggered."""
-        first_blocks = wave.resident_blocks
+        first_blocks, before = wave.resident_blocks, placement.num_on_sms()
         yield placement.all_resident
         if not wave.is_part:
             wave.later = self.gpu.loads.start_early(
                 wave, one, blocks=wave.num_blocks - first_blocks,
                 skipped_bytes=first_blocks * self.work.bytes_in_flight_per_block,
+                per_sm=placement.most_on_an_sm(before),
             )  # fmt: skip
             wave.resident_blocks = wave.num_blocks
         yield self.env.timeout(self.gpu.launches.refill_ps + self.gpu.launches.prologue_ps)
@@ -247,6 +249,9 @@ class KernelProcess:
             activation_ps = gpu.activations.load_ps(wave, one, one.activation_bytes_per_block)
             loads_ps = round(pace * (one.num_dependent_loads * gpu.memory.latency_ps() + activation_ps))
         setup_ps = round(pace * one.num_tensor_core_setups * gpu.sm_timing.tensor_core_setup_ps)
+        if self.work.register_loads and early is not None and early.through is not None and not early.through.processed:
+            yield early.through
+            run.add_span(Phase.WEIGHTS, self.env.now)
         if early is not None:
             # A full pipeline moves on when the input is there. What is left of a set-up that began with the early reads
             # shows only if the loads are shorter.

@@ -19,6 +19,7 @@ from k3sim.model.program import Weight
 from k3sim.sim.components import instruction_cache, peers, sm_timing
 from k3sim.sim.components.bandwidth import SharedBandwidth
 from k3sim.sim.components.instruction_cache import InstructionCache
+from k3sim.sim.components.occupancy import Occupancy
 from k3sim.sim.machine import Machine
 
 WITHOUT_BOUND = 1e18  # a rate that bounds nothing
@@ -115,6 +116,10 @@ def _flat_curve(machine: Machine) -> Machine:
     return replace(machine, hbm_in_flight_curve=((1, machine.hbm_read_bytes_per_s),))
 
 
+def _without_l1_limit(*_: object) -> int:
+    return 1 << 40
+
+
 def _cold_exit(cache: InstructionCache, code: object, *, pushes: bool) -> tuple[int, int]:
     return cache.exit_cold_ps, cache._exit_warm_ps if pushes else 0
 
@@ -172,6 +177,12 @@ RULES: tuple[Rule, ...] = (
          machine=_values(hbm_partial_grid_loss=0.0)),
     Rule(name="part-of-the-ring", says="a ring is filled in turns before the wait", place=f"{_SIM}/load_pipeline.py",
          work=_work(early_bytes_in_flight_per_block=0)),
+    Rule(name="register-loads", says="loads into registers keep later loads back", place=f"{_SIM}/load_pipeline.py",
+         work=_work(register_loads=False)),
+    Rule(name="l1-limit", says="loads into registers have their place in L1", place=f"{_SIM}/load_pipeline.py",
+         replaced=((Occupancy, "l1_bytes", _without_l1_limit),)),
+    Rule(name="trigger-behind-loads", says="a trigger behind loads into registers", place=f"{_SIM}/load_pipeline.py",
+         work=_work(triggers_after_loads=False)),
     Rule(name="prefetch-rate", says="an SM asks for no more by prefetches", place=f"{_SIM}/memory.py",
          machine=_values(prefetch_bytes_per_s_per_sm=WITHOUT_BOUND)),
     Rule(name="write-cost", says="a written byte costs more than a read one", place=f"{_SIM}/memory.py",

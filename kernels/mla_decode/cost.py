@@ -107,6 +107,7 @@ def lift_gate(weights: Sequence[Weight], *, rows: int, kv_lora_rank: int) -> Wor
         bytes_in_flight_per_block=8 * kv_lora_rank * 2,
         max_blocks_per_sm=8,
         registers_per_thread=footprint("mla_decode", f"lift_heads6_rows{8 if rows <= 8 else 16}").allocated_registers,
+        register_loads=True,
         passes=(
             Pass(
                 num_dependent_loads=1,

@@ -26,6 +26,7 @@ def fused(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int
         threads_per_block=256,
         smem_bytes_per_block=48 * 1024,
         bytes_in_flight_per_block=-(-(q_b.num_bytes + w_uk.num_bytes) // (CLUSTER_BLOCKS * heads)),
+        register_loads=True,
         # For sm_90a: 580, 635, 693, 877, 1,485 and 1,590 at 1, 2, 4, 8, 12 and 16 rows.
         serial_instructions=560 + 38 * rows + 450 * (-(-rows // 8) - 1),
         max_blocks_per_sm=1,

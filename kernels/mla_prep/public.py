@@ -25,5 +25,5 @@ def public_fused(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_byt
         replace(absorb, unit=Unit.CUDA_CORE, flops=(rows + 1) * float(w_uk.num_bytes)),
     )  # fmt: skip
     return replace(
-        work, passes=passes, bytes_in_flight_per_block=48 * 1024, serial_instructions=0
+        work, passes=passes, bytes_in_flight_per_block=48 * 1024, register_loads=False, serial_instructions=0
     )

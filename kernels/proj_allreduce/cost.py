@@ -41,6 +41,8 @@ def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
         max_blocks_per_sm=2048 // (32 * warps),
         registers_per_thread=72 if blocks_k // warps <= 6 else 128,
         deep_prefetch=True,
+        register_loads=True,
+        triggers_after_loads=True,
         # Copies of x, products, and the rest; for sm_90a 171, 225 and 347 at 1, 8 and 16 rows of K 768, 229, 352 and
         # 652 of K 1536.
         serial_instructions=113 + 12 * copies + 8 * -(-taken // 8) * (blocks_k // warps),

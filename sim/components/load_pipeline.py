@@ -4,16 +4,20 @@
 | --- | --- |
 | bytes in flight of a block | at most ``bytes_in_flight_per_block``; early ``early_bytes_in_flight_per_block`` |
 | a ring that is filled for one tile after the other | the bytes of a tile, ``Pass.fill_bytes`` |
+| loads into registers (``Work.register_loads``) | L1 of an SM over its blocks: a load has its place there on its way |
 | early reads, which need no predecessor | at most the bytes in flight of all resident blocks |
 | first bytes | ``hbm_latency`` after they were asked for; again for a pipeline that has drained |
-| a PDL trigger behind early reads | a ring that is filled in turns has asked for the last of them |
+| asking for early reads | bytes of an SM's blocks over ``hbm_bytes_per_s_per_sm``; a PDL trigger behind it waits |
+
+With the 28 KB of L1 that are left of 256 when all is shared memory, an SM reads 66 GB/s by loads into registers, with
+60 KB or more 134 (H200, probe ``register_loads``).
 """
 
 from __future__ import annotations
 
 import simpy
 
-from k3sim.kernels.work import Pass, Read, ReadKind, Work
+from k3sim.kernels.work import Pass, Read, ReadKind
 from k3sim.sim.clock import Clock, Steps
 from k3sim.sim.components.memory import Memory, StreamLimit
 from k3sim.sim.components.stream import Stream
@@ -41,19 +45,14 @@ def late_reads(one: Pass, early: Stream | None) -> Pieces:
     return late
 
 
-def _in_flight_bytes(work: Work, *, early: bool) -> int:
-    """What a block may have on its way at once, before the dependency wait (``early``) or behind it."""
-    if early and work.early_bytes_in_flight_per_block:
-        return min(work.bytes_in_flight_per_block, work.early_bytes_in_flight_per_block)
-    return work.bytes_in_flight_per_block
-
-
 class LoadPipeline:
     """Load pipelines of the blocks on one GPU."""
 
     def __init__(self, env: Clock, machine: Machine, memory: Memory) -> None:
         self._env = env
         self._memory = memory
+        self._num_sms = int(machine.num_sms)
+        self._hbm_bytes_per_s_per_sm = machine.hbm_bytes_per_s_per_sm
         self.first_bytes_ps = picoseconds(machine.hbm_latency_s)
 
     def limit(self, wave: Wave, one: Pass, started: int | None = None, *, early: bool = False) -> StreamLimit:
@@ -65,18 +64,29 @@ class LoadPipeline:
         if started is not None:
             blocks = min(blocks, started)
         resident = min(blocks, wave.resident_blocks if started is None else started)
-        in_flight = _in_flight_bytes(wave.work, early=early)
+        in_flight = self._in_flight_bytes(wave, resident, early=early)
         if one.fill_bytes:
             in_flight = min(in_flight, one.fill_bytes)
         limit = self._memory.limit(blocks, resident, in_flight, deep_prefetch=wave.work.deep_prefetch)
         return limit.at_pace(wave.pace)
 
+    def _in_flight_bytes(self, wave: Wave, blocks: int, *, early: bool = False) -> int:
+        """What a block may have on its way at once, of ``blocks`` that are resident."""
+        work = wave.work
+        in_flight = work.bytes_in_flight_per_block
+        if early and work.early_bytes_in_flight_per_block:
+            in_flight = min(in_flight, work.early_bytes_in_flight_per_block)
+        if work.register_loads:
+            in_flight = min(in_flight, wave.l1_bytes // -(-blocks // self._num_sms))
+        return in_flight
+
     def start_early(
-        self, wave: Wave, one: Pass, *, blocks: int | None = None, skipped_bytes: int = 0
+        self, wave: Wave, one: Pass, *, blocks: int | None = None, skipped_bytes: int = 0, per_sm: int = 0
     ) -> Stream | None:
         """Start the reads of a pass that need no predecessor, as far as the load pipeline of ``blocks`` holds them.
 
-        The first ``skipped_bytes`` are read by blocks that started before. None where nothing can be read early.
+        The first ``skipped_bytes`` are read by blocks that started before. ``per_sm``: most of the blocks on one SM, 0
+        where they are spread evenly. None where nothing can be read early.
         """
         limit, resident = self.limit(wave, one, blocks, early=True), wave.resident_blocks if blocks is None else blocks
         budget_bytes = resident * wave.work.bytes_in_flight_per_block
@@ -97,12 +107,19 @@ class LoadPipeline:
             left -= num_bytes
             if num_bytes > 0:
                 pieces.append((read, num_bytes))
-        on_the_way = resident * _in_flight_bytes(wave.work, early=True)
-        self._env.start(self._read_early(stream, pieces, limit, on_the_way))
+        on_the_way = resident * self._in_flight_bytes(wave, resident, early=True)
+        asking_ps = 0
+        if wave.work.triggers_after_loads:
+            each = wave.work.bytes_in_flight_per_block * (per_sm or -(-resident // self._num_sms))
+            asking_ps = round(each * 1e12 / self._hbm_bytes_per_s_per_sm)
+        self._env.start(self._read_early(stream, pieces, limit, on_the_way, asking_ps))
         return stream
 
-    def _read_early(self, stream: Stream, pieces: Pieces, limit: StreamLimit, on_the_way: int) -> Steps:
-        """Bring in what is asked for early: all but the last ``on_the_way`` bytes, then these."""
+    def _read_early(self, stream: Stream, pieces: Pieces, limit: StreamLimit, on_the_way: int, asking_ps: int) -> Steps:
+        """Bring in what is asked for early: all but the last ``on_the_way`` bytes, then these.
+
+        ``asking_ps``: what the SMs take to ask for all of it where all may be on its way.
+        """
         assert stream.asked is not None and stream.through is not None
         # Asked for from now on, though the first bytes take their time.
         num_bytes = sum(one for _, one in pieces)
@@ -120,11 +137,19 @@ class LoadPipeline:
         for part in self._read_pieces(stream, in_turns, limit):
             if not part.processed:
                 yield part
-        stream.asked.succeed()
+        if (left_ps := stream.began_ps + asking_ps - self._env.now) > 0:
+            # Nobody waits for what comes meanwhile.
+            self._env.start(self._fire_later(stream.asked, left_ps))
+        else:
+            stream.asked.succeed()
         for part in self._read_pieces(stream, last, limit):
             if not part.processed:
                 yield part
         stream.through.succeed()
+
+    def _fire_later(self, event: simpy.Event, left_ps: int) -> Steps:
+        yield self._env.timeout(left_ps)
+        event.succeed()
 
     def _read_pieces(self, stream: Stream, pieces: Pieces, limit: StreamLimit) -> list[simpy.Event]:
         before = len(stream.parts)

@@ -28,6 +28,7 @@ from k3sim.errors import UserError
 from k3sim.kernels.work import Work
 from k3sim.sim.components.placement import Allocation, Footprint, Placement
 from k3sim.sim.components.sm import (
+    L1_AND_SHARED_BYTES,
     REGISTERS_PER_SM,
     WARP,
     BlockRequest,
@@ -98,6 +99,11 @@ class Occupancy:
         if known is None:
             known = self._carve_outs[shape] = requested_carve_out(work, self._smem_per_sm, self._threads_per_sm)
         return known
+
+    def l1_bytes(self, work: Work, placement: Placement | None) -> int:
+        """What is L1 on the SMs of a kernel's blocks: where it is least, as their shared memory is carved out."""
+        carve_outs = [] if placement is None else [state.carve_out for state in self.sms.states_of(placement.sms)]
+        return L1_AND_SHARED_BYTES - max(carve_outs, default=self._carve_out(work))
 
     def _fits(self, wanted: Footprint) -> bool:
         return (

@@ -77,6 +77,18 @@ class Placement:
         """Blocks on an SM, and the SMs that have so many."""
         return [(len(held), sms) for held, sms in self.resident.items()]
 
+    def most_on_an_sm(self, before: Iterable[tuple[int, SmSet]] = ()) -> int:
+        """Blocks on the SM with most of them, less what it had ``before``."""
+        most = 0
+        for count, sms in self.num_on_sms():
+            for earlier, there in before:
+                if both := sms & there:
+                    most = max(most, count - earlier)
+                    sms &= ~both
+            if sms:
+                most = max(most, count)
+        return most
+
     def change(self, sms: SmSet, before: Held, after: Held) -> None:
         """The blocks on a set of SMs held ``before`` and hold ``after``."""
         left = self.resident[before] & ~sms if before else 0

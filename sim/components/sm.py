@@ -34,6 +34,7 @@ from k3sim.kernels.work import Work
 
 # Shared memory that an SM can be set to. The first block on an idle SM sets it, and it stays until the SM is idle.
 CARVE_OUTS = tuple(1024 * one for one in (8, 16, 32, 64, 100, 132, 164, 196, 228))
+L1_AND_SHARED_BYTES = 256 * 1024  # of an SM, of the same capabilities
 REGISTERS_PER_SM = 64 * 1024  # compute capability 9.0, 10.0 and 10.3
 WARP = 32
 NUM_PARTITIONS = 4

@@ -28,6 +28,7 @@ class Wave:
     resident_blocks: int
     num_sms: int
     pace: float  # a factor on durations: the kernel's skew on this rank
+    l1_bytes: int  # of an SM, as carved out: loads into registers have their place there until they have come
     is_part: bool = False  # its blocks make room for others of their kernel
     later: Stream | None = None  # early reads of blocks that became resident later
     asking: list[simpy.Event] = field(default_factory=list)  # fire when blocks have asked for their early reads

@@ -81,7 +81,7 @@ def stream(num_bytes: int, **of_pass: Any) -> Work:
 def wave_of(one: Work, resident_blocks: int, **of_wave: Any) -> Wave:
     """Blocks of a kernel of ``TINY`` that are resident together."""
     run = KernelRun(index=0, rank=0, stream="main", layer=0, kind="", stage="")
-    return Wave(run, one, one.num_blocks, resident_blocks, TINY.num_sms, 1.0, **of_wave)
+    return Wave(run, one, one.num_blocks, resident_blocks, TINY.num_sms, 1.0, 0, **of_wave)
 
 
 def call(index: int, operator: str, **columns: Any) -> Call:

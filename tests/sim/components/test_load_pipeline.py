@@ -1,4 +1,4 @@
-"""The load pipeline: early reads, bytes in flight, triggers behind early reads."""
+"""The load pipeline: early reads, bytes in flight, loads into registers, triggers behind loads."""
 
 from __future__ import annotations
 
@@ -13,23 +13,53 @@ from k3sim.sim.components.stream import Stream
 
 Patch = pytest.MonkeyPatch
 
+# 256 KB of an SM are L1 and shared memory: all that a kernel may have shared leaves 250 bytes of L1.
+L1_OF_250 = replace(TINY, smem_bytes_per_sm=256 * 1024 - 250)
+
+
+def test_input_is_asked_for_behind_register_loads(monkeypatch: Patch) -> None:
+    one = work(Pass(reads=(reads(4000, early=True),), num_dependent_loads=1), bytes_in_flight_per_block=400)
+    machine = replace(TINY, hbm_bytes_per_s_per_sm=0.05e12, l2_far_latency_s=300 * PS)
+    ends = [
+        kernel(simulate(monkeypatch, {"a": replace(one, register_loads=how)}, [call(0, "a")], machine, num_ranks=1),
+               "a").end_ps
+        for how in (False, True)
+    ]  # fmt: skip
+    # Launch, latency, 4000 bytes at 0.4 B/ps by those in flight; the input beside them, and after them.
+    assert ends == [1000 + 100 + 10000, 1000 + 100 + 10000 + 300]
+
+
+def test_l1_bounds_register_loads_in_flight(monkeypatch: Patch) -> None:
+    one = work(Pass(reads=(reads(4000, early=True),)), bytes_in_flight_per_block=400, register_loads=True)
+    timeline = simulate(monkeypatch, {"a": one}, [call(0, "a")], L1_OF_250, num_ranks=1)
+    assert kernel(timeline, "a").end_ps == 1000 + 100 + 16000  # ten SMs with 250 each
+
+
+def test_a_trigger_behind_loads_waits_for_their_issue(monkeypatch: Patch) -> None:
+    machine = replace(TINY, hbm_bytes_per_s_per_sm=0.05e12)
+    one = work(Pass(reads=(reads(4000, early=True),)), bytes_in_flight_per_block=400, register_loads=True)
+    works = {"a": replace(one, triggers_after_loads=True), "b": stream(100)}
+    calls = [call(0, "a", trigger="start"), call(1, "b", launch="pdl")]
+    # One block an SM: 400 bytes at 0.05 a picosecond, when L1 holds all of them.
+    assert kernel(simulate(monkeypatch, works, calls, machine, num_ranks=1), "b").start_ps == 1000 + 8000
+    # When it holds 250 of them, the last are asked for when 150 of each block have come, at 0.25 by those in flight.
+    late = simulate(monkeypatch, works, calls, L1_OF_250, num_ranks=1)
+    assert kernel(late, "b").start_ps == 1000 + 100 + 6000
+
 
 def test_pending_blocks_ask_before_their_kernel_triggers(monkeypatch: Patch) -> None:
     whole = {"smem_bytes_per_block": 1000, "max_blocks_per_sm": 1, "registers_per_thread": 8}
-    one = work(
-        Pass(reads=(reads(1000, early=True),)), bytes_in_flight_per_block=100, early_bytes_in_flight_per_block=50,
-        **whole,
-    )  # fmt: skip
+    one = work(Pass(reads=(reads(1000, early=True),)), bytes_in_flight_per_block=100, register_loads=True, **whole)
     works = {
         "long": replace(stream(5000), num_blocks=3, **whole),
-        "a": one,
+        "a": replace(one, triggers_after_loads=True),
         "b": work(Pass(num_dependent_loads=1)),
     }
     calls = [call(0, "long", stream="aux"), call(1, "a", trigger="start"), call(2, "b", launch="pdl")]
-    timeline = simulate(monkeypatch, works, calls, TINY, num_ranks=1)
-    # At 17767 three blocks take the place of the long one's, begin a refill later, and have asked for the last of their
-    # 300 bytes when half of them has come, at 0.015 a picosecond.
-    assert kernel(timeline, "b").start_ps == 17767 + 1000 + 100 + 10000
+    timeline = simulate(monkeypatch, works, calls, replace(TINY, hbm_bytes_per_s_per_sm=0.5e12), num_ranks=1)
+    # Seven blocks read their 700 bytes at 0.07; in their place the other three begin a refill later, and ask for 100
+    # bytes each at 0.5 a picosecond.
+    assert kernel(timeline, "b").start_ps == 1000 + 100 + 10000 + 1000 + 200
 
 
 def test_a_full_ring_refills_behind_a_stage(monkeypatch: Patch) -> None:

@@ -319,3 +319,4 @@ def test_more_l1_waits_for_an_idle_sm() -> None:
     assert not second.first_resident.triggered
     sms.release_all(first)
     assert second.all_resident.triggered
+    assert sms.l1_bytes(cached, second) == 92 * 1024
