@@ -190,8 +190,18 @@ def _step_us(command: str, field: str, factor: float) -> float:
 def _ends_us(field: str, command: str) -> tuple[float, float]:
     machine = question_of(command).machine
     origin, value = machine.provenance[field], _value(machine, field)
-    low, high = (_step_us(command, field, bound / value) if value else 0.0 for bound in (origin.low, origin.high))
+    low, high = (
+        _step_us(command, field, bound / value) if value else _step_at_us(command, field, bound)
+        for bound in (origin.low, origin.high)
+    )
     return low, high
+
+
+def _step_at_us(command: str, field: str, bound: float) -> float:
+    """Of a value that is zero in the profile, which no factor moves."""
+    question = question_of(command)
+    values: Mapping[str, Any] = {field: bound}
+    return predict(replace(question, machine=replace(question.machine, **values))).step_us
 
 
 def _figure(figure: Figure, after_us: float, before_us: float) -> float:
