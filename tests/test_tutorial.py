@@ -45,8 +45,8 @@ def every_path_takes_more_than_twice_its_floor() -> bool:
     return all(step(path).step_us > 2 * step(path).floor_us for path in ("fused", "stock", "megakernel"))
 
 
-def faster_hbm_saves_less_than_three_percent() -> bool:
-    return 0 < 1 - step(faster_hbm=1.25).step_us / step().step_us < 0.03
+def faster_hbm_saves_less_than_five_percent() -> bool:
+    return 0 < 1 - step(faster_hbm=1.25).step_us / step().step_us < 0.05
 
 
 def stock_reads_weights_for_a_fifth() -> bool:
@@ -153,8 +153,8 @@ def latency_inside_kernels_stays() -> bool:
 STATEMENTS: list[tuple[str, Callable[[], bool]]] = [
     ("Every path takes more than twice as long", every_path_takes_more_than_twice_its_floor),
     (
-        "A quarter more bandwidth would shorten the fused step by less than 3 %",
-        faster_hbm_saves_less_than_three_percent,
+        "A quarter more bandwidth would shorten the fused step by less than 5 %",
+        faster_hbm_saves_less_than_five_percent,
     ),
     (
         "On **stock** weights are read at HBM speed for about a fifth of the step. Most of the rest is waiting: the "

@@ -131,7 +131,7 @@ def test_measured_tilings_serve_every_shape_and_rows() -> None:
         ((28672, 4096), 12, 1, 7, 256),  # two waves
     ],
 )
-def test_the_rule_takes_the_form_whose_busiest_block_reads_least(
+def test_the_rule_minimises_what_the_busiest_block_reads(
     shape: tuple[int, int], rows: int, split: int, row_tiles: int, blocks: int
 ) -> None:
     tiling = rule_tiling(num_outputs=shape[0], depth=shape[1], rows=rows)
@@ -139,7 +139,7 @@ def test_the_rule_takes_the_form_whose_busiest_block_reads_least(
     assert (tiling.split, tiling.rows_per_stage // 16, tiling.num_tiles * tiling.split) == (split, row_tiles, blocks)
 
 
-def test_two_blocks_stream_side_by_side_where_an_sm_reads_much() -> None:
+def test_two_blocks_stream_where_an_sm_reads_much() -> None:
     assert [rule_tiling(num_outputs=n, depth=4096, rows=1).num_tiles for n in (3072, 4096)] == [132, 264]
 
 

@@ -44,7 +44,7 @@ def test_a_bias_belongs_to_public_fused_alone(command: str, shown: bool) -> None
     assert known_bias.is_public_fused(command) is shown
 
 
-def test_a_claim_of_the_fused_path_shows_its_bias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fused_claim_shows_its_known_bias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     published = {one.command: known_bias.step_us(one) for one in load_evidence() if one.kind == "step"}
     monkeypatch.setattr(claims, "_published_us", lambda command: published[command])
     monkeypatch.setattr(claims, "_steps_us", lambda command, draws, seed: (100.0, 90.0, 110.0))

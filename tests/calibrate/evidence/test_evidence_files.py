@@ -286,7 +286,7 @@ def test_mutated_files_are_read_or_refused(tmp_path: Path, data: st.DataObject) 
         assert "\n" not in str(error) and len(str(error)) < 700
 
 
-def test_a_step_that_gave_an_input_is_not_judged(tmp_path: Path) -> None:
+def test_steps_that_gave_an_input_are_unjudged(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.json", step(read_inside=["rank_skew_relative_sd", "host launches"]))
     (one,) = load_evidence([path])
     assert not one.judged
