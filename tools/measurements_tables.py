@@ -55,8 +55,15 @@ def published(found: Validation, kind: str) -> str:
     ]
     for (of_kind, hardware, engine), rows in groups(found.rows).items():
         lines += [_published_line(hardware, engine, row) for row in rows if of_kind == kind]
-    totals = summary(found.rows)[kind]
+    totals = summary(found.rows).get(kind)
     lines.append("")
+    if totals is None:
+        errors = sorted(abs(row.error) for row in found.rows if row.kind == kind)
+        lines.append(
+            f"None is judged, as their step gave an input of the model (`read_inside`). Median error "
+            f"{100 * errors[len(errors) // 2]:.1f} %, worst {100 * errors[-1]:.1f} %."
+        )
+        return "\n".join(lines) + "\n"
     lines.append(
         f"{totals['rows']} judged: median error {100 * totals['median_error']:.1f} %, worst "
         f"{100 * totals['worst_error']:.1f} %, {coverage(found.rows)[kind].text()}."
