@@ -1,0 +1,135 @@
+"""Instructions of a megakernel, and the list of them: a queue for each SM.
+
+An SM runs its queue in order. Nothing orders two queues but counters: an instruction starts once the counters of
+``waits`` have reached their targets, and adds one to those of ``signals`` when what it wrote is visible. A counter with
+``is_flag`` lies in no memory of its own: the reader polls the written words until none reads "not arrived".
+
+``reads`` and ``writes`` name bytes of buffers with the version that is meant, so that a list can be checked without
+running it. ``streams`` are read ahead through the ring, at any time from the launch on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+INITIAL = 0  # version of what lies in memory before the launch
+EMPTY = -1  # version of words that read "not arrived"
+
+
+class Opcode(Enum):
+    """What an SM does. Numbers are those of the records that the kernel reads."""
+
+    FOLD_GEMV = 0  # mix and norm of the residual, then rows of a product
+    FOLD_GEMV_SITU = 1  # as FOLD_GEMV, rows in pairs of gate and up, SiTU-GLU of each
+    KDA_HEAD = 2  # one head of the recurrence
+    GEMV_PUSH = 3  # rows of a product, each output to every rank
+    REDUCE = 4  # columns of the exchanged product: sum over ranks, new residual, sums for its norm
+    FINISH = 5  # empty what the last exchange left
+    ADVANCE = 6  # count the launch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """Bytes [first, last) of a buffer."""
+
+    buffer: str
+    first: int
+    last: int
+
+    def overlaps(self, other: Region) -> bool:
+        return self.buffer == other.buffer and self.first < other.last and other.first < self.last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """A region as it is read or written; ``version``: which writing of it is meant."""
+
+    region: Region
+    version: int = INITIAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Until ``counter`` has reached ``target``."""
+
+    counter: str
+    target: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """Bytes that come through the ring: a region cut into stages of ``stage_bytes``, the last one shorter."""
+
+    region: Region
+    stage_bytes: int
+
+    @property
+    def num_stages(self) -> int:
+        return -(-(self.region.last - self.region.first) // self.stage_bytes)
+
+    @property
+    def last_bytes(self) -> int:
+        """Bytes of the last stage."""
+        return self.region.last - self.region.first - (self.num_stages - 1) * self.stage_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruction:
+    """One instruction of one SM.
+
+    ``stage`` and ``layer`` are those of the program's call. ``first`` and ``count``: the outputs, columns or head that
+    it computes. ``depth``: length of the sums of a product. ``buffer``: which of the receive buffers an exchange uses.
+    ``site``: whose norms and queries apply. ``restarts``: the residual is the exchanged sum alone, without what was.
+    """
+
+    opcode: Opcode
+    stage: str
+    layer: int
+    sm: int
+    first: int = 0
+    count: int = 0
+    depth: int = 0
+    buffer: int = 0
+    site: str = ""
+    restarts: bool = False
+    waits: tuple[Wait, ...] = ()
+    signals: tuple[str, ...] = ()
+    streams: tuple[Stream, ...] = ()
+    reads: tuple[Access, ...] = ()
+    writes: tuple[Access, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"layer {self.layer} {self.stage} {self.opcode.name} SM {self.sm}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstructionList:
+    """``queues[sm]`` in order. ``flags``: counters that lie in the data. ``sizes``: bytes of every buffer."""
+
+    queues: tuple[tuple[Instruction, ...], ...]
+    sizes: Mapping[str, int]
+    flags: frozenset[str] = field(default_factory=frozenset)
+
+    def __iter__(self) -> Iterator[Instruction]:
+        for queue in self.queues:
+            yield from queue
+
+    @property
+    def counters(self) -> tuple[str, ...]:
+        """Counters in memory, in the order in which they first appear."""
+        names: dict[str, None] = {}
+        for one in self:
+            names.update(dict.fromkeys(wait.counter for wait in one.waits))
+            names.update(dict.fromkeys(one.signals))
+        return tuple(name for name in names if name not in self.flags)
+
+    def totals(self) -> dict[str, int]:
+        """How often each counter is signalled in a launch."""
+        found: dict[str, int] = {}
+        for one in self:
+            for counter in one.signals:
+                found[counter] = found.get(counter, 0) + 1
+        return found

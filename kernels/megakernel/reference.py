@@ -1,0 +1,175 @@
+"""Runs an instruction list on the CPU: what the kernel computes, instruction by instruction, in fp32 torch.
+
+The order is any that counters allow (``seed``), so a result that changes with the seed shows a missing wait. Roundings
+to bf16 stand where the kernel has them; sums within a product are torch's, so results agree to rounding and not by bit.
+
+Tensors lie in one dictionary by name, as ``schedule`` names buffers; matrices, states and vectors of a layer as
+``<layer>/<name>``. ``fill`` makes those that a list needs beside them.
+
+Shape legend: D hidden width, R ranks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+
+import torch
+
+from k3sim.errors import UserError
+from k3sim.kernels.attn_res.reference import NORM_EPSILON
+from k3sim.kernels.kda_decode.reference import kda_decode
+from k3sim.kernels.megakernel.instructions import Instruction, InstructionList, Opcode
+from k3sim.kernels.megakernel.schedule import BUFFERS, COLUMNS
+from k3sim.kernels.skinny_gemv.reference import situ_glu
+
+Memory = dict[str, torch.Tensor]
+NOT_ARRIVED = -0.0
+
+
+def run(program: InstructionList, memory: Memory, *, seed: int = 0) -> list[Instruction]:
+    """Run ``program`` over ``memory``, in place; returns the order. Raises UserError where it hangs."""
+    choose = random.Random(seed)
+    count = dict.fromkeys((*program.counters, *program.flags), 0)
+    heads = [0] * len(program.queues)
+    order: list[Instruction] = []
+    while True:
+        left = [sm for sm, queue in enumerate(program.queues) if heads[sm] < len(queue)]
+        ready = [
+            sm
+            for sm in left
+            if all(count[wait.counter] >= wait.target for wait in program.queues[sm][heads[sm]].waits)
+        ]
+        if not ready:
+            break
+        sm = choose.choice(ready)
+        one = program.queues[sm][heads[sm]]
+        EXECUTE[one.opcode](one, memory)
+        for counter in one.signals:
+            count[counter] += 1
+        heads[sm] += 1
+        order.append(one)
+    if left:
+        raise UserError(f"instruction list: {program.queues[left[0]][heads[left[0]]].name} waits for ever")
+    return order
+
+
+def fill(memory: Memory, program: InstructionList, *, hidden: int, ranks: int) -> None:
+    """Add what a list reads and writes besides operands: receive buffers, outputs, the sums of the first norm."""
+    like = memory["residual"]
+    for number in range(BUFFERS):
+        memory[f"received {number}"] = torch.full((ranks, hidden), NOT_ARRIVED, dtype=like.dtype, device=like.device)
+    for name, num_bytes in program.sizes.items():
+        if name.endswith(" out"):
+            memory[name] = torch.zeros(num_bytes // 2, dtype=like.dtype, device=like.device)
+    memory["sums"] = torch.zeros(hidden // COLUMNS, 4, device=like.device)
+    first = min((one for one in program if one.opcode is Opcode.FOLD_GEMV), key=lambda one: one.layer)
+    for sm in range(hidden // COLUMNS):
+        memory["sums"][sm] = _column_sums(memory, f"{first.layer}/{first.site}", sm * COLUMNS, COLUMNS)
+
+
+def folded(memory: Mapping[str, torch.Tensor], site: str) -> torch.Tensor:
+    """``[D]`` fp32: the residual mixed with the snapshots' part of ``site``, normalised, from the sums in memory."""
+    square, product, cross, part_square = memory["sums"].sum(0)
+    residual, weighted = memory["residual"].float(), memory[f"{site}.weighted"]
+    maximum, denominator = memory[f"{site}.stats"]
+    hidden = residual.numel()
+    logit = product * (square / hidden + NORM_EPSILON).rsqrt()
+    largest = torch.maximum(maximum, logit)
+    part_weight, own_weight = (maximum - largest).exp(), (logit - largest).exp()
+    total = part_weight * denominator + own_weight
+    part_weight, own_weight = part_weight / total, own_weight / total
+    mix_square = part_weight**2 * part_square + own_weight**2 * square + 2 * part_weight * own_weight * cross
+    scale = (mix_square.clamp(min=0) / hidden + NORM_EPSILON).rsqrt()
+    return (part_weight * weighted + own_weight * residual) * scale * memory[f"{site}.norm"].float()
+
+
+def _column_sums(memory: Mapping[str, torch.Tensor], site: str, first: int, count: int) -> torch.Tensor:
+    columns = slice(first, first + count)
+    residual, weighted = memory["residual"][columns].float(), memory[f"{site}.weighted"][columns]
+    probe = memory[f"{site}.query_norm"][columns].float() * memory[f"{site}.query"][columns].float()
+    pairs = ((residual, residual), (residual, probe), (residual, weighted), (weighted, weighted))
+    return torch.stack([one @ other for one, other in pairs])
+
+
+def _fold_gemv(one: Instruction, memory: Memory) -> None:
+    x, weight = folded(memory, f"{one.layer}/{one.site}"), memory[f"{one.layer}/{one.stage}"]
+    rows = slice(one.first, one.first + one.count)
+    out = memory[f"{one.stage} out"]
+    if one.opcode is Opcode.FOLD_GEMV:
+        out[rows] = (weight[rows].float() @ x).to(out.dtype)
+        return
+    gate, up = (part[rows].float() @ x for part in weight.chunk(2))
+    out[rows] = situ_glu(gate, up).to(out.dtype)
+
+
+def _kda_head(one: Instruction, memory: Memory) -> None:
+    layer, head, dim = one.layer, one.first, one.depth
+    width = memory[f"{layer}/kda.f_b"].shape[0]
+    heads = width // dim
+    of_head = slice(head * dim, (head + 1) * dim)
+    channels = torch.cat([torch.arange(of_head.start, of_head.stop) + part * width for part in range(3)])
+    projected, state, past = memory["kda.in_proj out"], memory[f"{layer}/kda.state"], memory[f"{layer}/kda.past"]
+    own = torch.cat([
+        *(projected[part * width :][of_head] for part in range(4)),
+        projected[4 * width : 4 * width + dim], projected[4 * width + dim + head :][:1],
+    ])  # fmt: skip
+    head_past = torch.stack([past[:, channels]] * 2)  # slot 0 stands for padding
+    head_state = torch.stack([state[head][None]] * 2)
+    out = kda_decode(
+        own[None],
+        memory[f"{layer}/kda.f_b"][of_head],
+        memory[f"{layer}/kda.conv"][channels],
+        memory[f"{layer}/kda.dt_bias"][of_head],
+        memory[f"{layer}/kda.a_log"][head : head + 1],
+        memory[f"{layer}/kda.norm"],
+        torch.ones(1, dtype=torch.int32),
+        head_past,
+        head_state,
+        heads=1,
+    )
+    assert head < heads
+    past[:, channels], state[head] = head_past[1], head_state[1, 0]
+    memory["kda.decode out"][of_head] = out[0].to(projected.dtype)
+
+
+def _gemv_push(one: Instruction, memory: Memory) -> None:
+    x = memory[f"{INPUTS[one.stage]} out"].float()
+    rows = slice(one.first, one.first + one.count)
+    received = memory[f"received {one.buffer}"]
+    sent = (memory[f"{one.layer}/{one.stage}"][rows].float() @ x).to(received.dtype)
+    received[:, rows] = sent + 0.0  # -0 stands for what has not arrived
+
+
+def _reduce(one: Instruction, memory: Memory) -> None:
+    columns = slice(one.first, one.first + one.count)
+    residual = memory["residual"]
+    arrived = memory[f"received {one.buffer}"][:, columns]
+    if bool((arrived == 0).logical_and(arrived.signbit()).any()):
+        raise UserError(f"{one.name} finds words that have not arrived")
+    total = arrived.float().sum(0)
+    if not one.restarts:
+        total = total + residual[columns].float()
+    residual[columns] = total.to(residual.dtype)
+    memory["sums"][one.sm] = _column_sums(memory, f"{one.layer}/{one.site}", one.first, one.count)
+    memory[f"received {(one.buffer - 1) % BUFFERS}"][:, columns] = NOT_ARRIVED
+
+
+def _finish(one: Instruction, memory: Memory) -> None:
+    memory[f"received {one.buffer}"][:, one.first : one.first + one.count] = NOT_ARRIVED
+
+
+def _advance(one: Instruction, memory: Memory) -> None:
+    """Counts of launches are the kernel's own."""
+
+
+INPUTS = {"kda.o_proj": "kda.decode", "dense.down": "dense.gate_up"}
+EXECUTE: Mapping[Opcode, Callable[[Instruction, Memory], None]] = {
+    Opcode.FOLD_GEMV: _fold_gemv,
+    Opcode.FOLD_GEMV_SITU: _fold_gemv,
+    Opcode.KDA_HEAD: _kda_head,
+    Opcode.GEMV_PUSH: _gemv_push,
+    Opcode.REDUCE: _reduce,
+    Opcode.FINISH: _finish,
+    Opcode.ADVANCE: _advance,
+}

@@ -1,0 +1,52 @@
+"""Layers of a KDA mixer and a dense FFN written out, with the references of the operators: no list, no instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from k3sim.kernels.attn_res.reference import attn_res
+from k3sim.kernels.kda_decode.reference import kda_decode
+from k3sim.kernels.skinny_gemv.reference import situ_glu
+
+
+def run_layers(memory: dict[str, torch.Tensor], num_layers: int, ranks: int) -> None:
+    """One step over ``memory``, by the names of ``schedule``: residual and states change in place.
+
+    Every rank sends what this one computes, as on a loopback fabric.
+    """
+    embedding = memory["residual"].clone()
+    residual = embedding.clone()
+    for layer in range(num_layers):
+        x = _mixed(memory, f"{layer}/attn_res.mixer", embedding[None][: 1 if layer else 0], residual)
+        mixed = _exchanged(memory[f"{layer}/kda.o_proj"], _kda(memory, layer, x), ranks)
+        residual = (mixed + (residual.float() if layer else 0)).bfloat16()
+        x = _mixed(memory, f"{layer}/attn_res.ffn", embedding[None], residual)
+        gate, up = (part.float() @ x for part in memory[f"{layer}/dense.gate_up"].chunk(2))
+        activated = situ_glu(gate, up).bfloat16()
+        residual = (_exchanged(memory[f"{layer}/dense.down"], activated, ranks) + residual.float()).bfloat16()
+    memory["residual"].copy_(residual)
+
+
+def _mixed(
+    memory: Mapping[str, torch.Tensor], site: str, snapshots: torch.Tensor, residual: torch.Tensor
+) -> torch.Tensor:
+    vectors = (memory[f"{site}.{name}"] for name in ("query_norm", "query", "norm"))
+    return attn_res(snapshots[None], residual[None], *vectors)[0]
+
+
+def _kda(memory: Mapping[str, torch.Tensor], layer: int, x: torch.Tensor) -> torch.Tensor:
+    projected = (memory[f"{layer}/kda.in_proj"].float() @ x).bfloat16()
+    state, past = memory[f"{layer}/kda.state"], memory[f"{layer}/kda.past"]
+    states, samples = torch.stack([state, state]), torch.stack([past, past])  # slot 0 stands for padding
+    operands = (memory[f"{layer}/kda.{name}"] for name in ("f_b", "conv", "dt_bias", "a_log", "norm"))
+    slots = torch.ones(1, dtype=torch.int32, device=x.device)
+    out = kda_decode(projected[None], *operands, slots, samples, states, heads=state.shape[0])
+    state.copy_(states[1])
+    past.copy_(samples[1])
+    return out[0].bfloat16()
+
+
+def _exchanged(weight: torch.Tensor, x: torch.Tensor, ranks: int) -> torch.Tensor:
+    return (weight.float() @ x.float()).bfloat16().float() * ranks

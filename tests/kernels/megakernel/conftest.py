@@ -1,0 +1,25 @@
+"""The list of a small model's layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from dense_model import RANKS, dense_architecture, program_of
+
+from k3sim.kernels.megakernel.instructions import InstructionList
+from k3sim.kernels.megakernel.schedule import schedule
+from k3sim.model.architecture import Architecture
+from k3sim.model.config_file import load_architecture
+
+
+@pytest.fixture(scope="session")
+def small() -> Architecture:
+    k3 = load_architecture()
+    kda = replace(k3.kda, num_heads=4)
+    return dense_architecture(3, hidden_size=168, kda=kda, dense_intermediate=256)
+
+
+@pytest.fixture(scope="session")
+def small_list(small: Architecture) -> InstructionList:
+    return schedule(program_of(small, RANKS), small, num_sms=5)

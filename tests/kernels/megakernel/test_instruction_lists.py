@@ -1,0 +1,222 @@
+"""Instruction lists: those of real layers are accepted, and none of many broken ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from dense_model import dense_architecture, program_of
+
+from k3sim.errors import UserError
+from k3sim.kernels.megakernel.instructions import EMPTY, Access, Instruction, InstructionList, Opcode, Wait
+from k3sim.kernels.megakernel.schedule import schedule, streamed_bytes
+from k3sim.kernels.megakernel.validator import check, find_faults
+from k3sim.model.architecture import Architecture
+from k3sim.model.config_file import load_architecture
+
+Place = tuple[int, int]
+FEW, MANY = 600, 10_000
+
+
+def changed(program: InstructionList, places: dict[Place, Instruction]) -> InstructionList:
+    return replace(
+        program,
+        queues=tuple(
+            tuple(places.get((sm, at), one) for at, one in enumerate(queue)) for sm, queue in enumerate(program.queues)
+        ),
+    )
+
+
+def places(program: InstructionList, having: Callable[[Instruction], object]) -> list[Place]:
+    return [(sm, at) for sm, queue in enumerate(program.queues) for at, one in enumerate(queue) if having(one)]
+
+
+def at(program: InstructionList, place: Place) -> Instruction:
+    return program.queues[place[0]][place[1]]
+
+
+def one_signal_missing(program: InstructionList, choose: random.Random) -> InstructionList:
+    waited = {wait.counter for one in program for wait in one.waits}
+    place = choose.choice(places(program, lambda one: waited.intersection(one.signals)))
+    return changed(program, {place: replace(at(program, place), signals=())})
+
+
+def target_off_by(program: InstructionList, choose: random.Random, difference: int) -> InstructionList:
+    place = choose.choice(places(program, lambda one: one.waits))
+    one = at(program, place)
+    wait = one.waits[0]
+    return changed(program, {place: replace(one, waits=(replace(wait, target=wait.target + difference),))})
+
+
+def target_too_high(program: InstructionList, choose: random.Random) -> InstructionList:
+    return target_off_by(program, choose, choose.randint(1, 5))
+
+
+def target_too_low(program: InstructionList, choose: random.Random) -> InstructionList:
+    return target_off_by(program, choose, -1)
+
+
+def wait_for_what_comes_later(program: InstructionList, choose: random.Random) -> InstructionList:
+    """An instruction waits for a later one of its own queue."""
+    sm = choose.choice([sm for sm, queue in enumerate(program.queues) if len(queue) > 2])
+    early, late = sorted(choose.sample(range(len(program.queues[sm])), 2))
+    first, second = (at(program, (sm, one)) for one in (early, late))
+    first = replace(first, waits=(*first.waits, Wait(counter="circle", target=1)))
+    second = replace(second, signals=(*second.signals, "circle"))
+    return changed(program, {(sm, early): first, (sm, late): second})
+
+
+def circle_of_two_queues(program: InstructionList, choose: random.Random) -> InstructionList:
+    """Two instructions that wait for each other's successors."""
+    one, other = choose.sample([sm for sm, queue in enumerate(program.queues) if len(queue) > 1], 2)
+    found: dict[Place, Instruction] = {}
+    for sm, peer in ((one, other), (other, one)):
+        early, late = sorted(choose.sample(range(len(program.queues[sm])), 2))
+        first, second = at(program, (sm, early)), at(program, (sm, late))
+        found[sm, early] = replace(first, waits=(*first.waits, Wait(counter=f"by {peer}", target=1)))
+        found[sm, late] = replace(second, signals=(*second.signals, f"by {sm}"))
+    return changed(program, found)
+
+
+def queue_out_of_order(program: InstructionList, choose: random.Random) -> InstructionList:
+    """A push behind the reduction that polls for it."""
+    found = [
+        (sm, place)
+        for sm, place in places(program, lambda one: one.opcode is Opcode.GEMV_PUSH)
+        if at(program, (sm, place + 1)).opcode is Opcode.REDUCE
+    ]
+    sm, place = choose.choice(found)
+    return changed(program, {(sm, place): at(program, (sm, place + 1)), (sm, place + 1): at(program, (sm, place))})
+
+
+def no_wait(program: InstructionList, choose: random.Random) -> InstructionList:
+    """A read that nothing orders behind its write; a push's wait also guards its slots."""
+    waiting = (Opcode.KDA_HEAD, Opcode.GEMV_PUSH, Opcode.FOLD_GEMV_SITU)
+    place = choose.choice(places(program, lambda one: one.waits and one.opcode in waiting))
+    return changed(program, {place: replace(at(program, place), waits=())})
+
+
+def write_into_a_neighbour(program: InstructionList, choose: random.Random) -> InstructionList:
+    """Outputs of an SM over those of another one that no counter orders."""
+    kinds = (Opcode.FOLD_GEMV, Opcode.FOLD_GEMV_SITU, Opcode.REDUCE)
+    place = choose.choice(places(program, lambda one: one.opcode in kinds and one.sm))
+    one = at(program, place)
+    moved = tuple(
+        replace(write, region=replace(write.region, first=max(0, write.region.first - 2))) if write.version != EMPTY
+        else write
+        for write in one.writes
+    )  # fmt: skip
+    return changed(program, {place: replace(one, writes=moved)})
+
+
+def overwritten_before_its_readers(program: InstructionList, choose: random.Random) -> InstructionList:
+    """A head writes over the projection that all heads read."""
+    place = choose.choice(places(program, lambda one: one.opcode is Opcode.KDA_HEAD))
+    one = at(program, place)
+    projection = one.reads[0]
+    write = Access(region=projection.region, version=projection.version + 1)
+    return changed(program, {place: replace(one, writes=(*one.writes, write))})
+
+
+def buffer_turned_too_early(program: InstructionList, choose: random.Random) -> InstructionList:
+    """A push into the receive buffer of the exchange before, which its reduction has not emptied."""
+    place = choose.choice(places(program, lambda one: one.opcode is Opcode.GEMV_PUSH and one.layer))
+    one = at(program, place)
+    before = f"received {(one.buffer - 1) % 3}"
+
+    def moved(access: Access) -> Access:
+        return replace(access, region=replace(access.region, buffer=before))
+
+    reads = (one.reads[0], *map(moved, one.reads[1:]))
+    return changed(program, {place: replace(one, reads=reads, writes=tuple(map(moved, one.writes)))})
+
+
+def not_emptied(program: InstructionList, choose: random.Random) -> InstructionList:
+    """A reduction that leaves the buffer before it full, which a push of two exchanges later finds."""
+    found = places(program, lambda one: one.opcode is Opcode.REDUCE and one.buffer == 1 and one.layer == 0)
+    place = choose.choice(found or places(program, lambda one: one.opcode is Opcode.REDUCE and one.layer == 1))
+    one = at(program, place)
+    kept = tuple(write for write in one.writes if write.version != EMPTY)
+    return changed(program, {place: replace(one, writes=kept)})
+
+
+def weights_written(program: InstructionList, choose: random.Random) -> InstructionList:
+    """A write into what a later instruction of any SM reads ahead."""
+    early = choose.choice(places(program, lambda one: one.opcode is Opcode.FOLD_GEMV and one.layer == 0))
+    late = choose.choice(places(program, lambda one: one.streams and one.layer > 0))
+    one = at(program, early)
+    write = Access(region=at(program, late).streams[0].region, version=1)
+    return changed(program, {early: replace(one, writes=(*one.writes, write))})
+
+
+def outside_of_a_buffer(program: InstructionList, choose: random.Random) -> InstructionList:
+    place = choose.choice(places(program, lambda one: one.writes))
+    one = at(program, place)
+    region = one.writes[0].region
+    beyond = program.sizes[region.buffer]
+    write = replace(one.writes[0], region=replace(region, first=beyond, last=beyond + 2))
+    return changed(program, {place: replace(one, writes=(write, *one.writes[1:]))})
+
+
+BREAKING = (
+    one_signal_missing, target_too_high, target_too_low, wait_for_what_comes_later, circle_of_two_queues,
+    queue_out_of_order, no_wait, write_into_a_neighbour, overwritten_before_its_readers, buffer_turned_too_early,
+    not_emptied, weights_written, outside_of_a_buffer,
+)  # fmt: skip
+
+
+def accepted_of(program: InstructionList, count: int) -> list[str]:
+    found = []
+    for seed in range(count):
+        breaking = BREAKING[seed % len(BREAKING)]
+        broken = breaking(program, random.Random(seed))
+        if next(find_faults(broken), None) is None:
+            found.append(f"{breaking.__name__} {seed}")
+    return found
+
+
+def test_lists_of_real_layers_are_accepted() -> None:
+    for num_layers, num_sms in ((1, 132), (3, 132), (1, 148), (1, 152)):
+        architecture = dense_architecture(num_layers)
+        program = schedule(program_of(architecture, 16), architecture, num_sms=num_sms)
+        assert list(find_faults(check(program))) == []
+
+
+def test_no_broken_list_is_accepted(small_list: InstructionList) -> None:
+    assert list(find_faults(small_list)) == []
+    assert accepted_of(small_list, FEW) == []
+
+
+@pytest.mark.slow
+def test_none_of_ten_thousand_is_accepted(small_list: InstructionList) -> None:
+    assert accepted_of(small_list, MANY) == []
+
+
+def test_a_fault_names_instruction_and_counter(small_list: InstructionList) -> None:
+    place = places(small_list, lambda one: one.opcode is Opcode.KDA_HEAD)[0]
+    wait = at(small_list, place).waits[0]
+    broken = changed(small_list, {place: replace(at(small_list, place), waits=(replace(wait, target=99),))})
+    with pytest.raises(UserError, match=f"layer 0 kda.decode KDA_HEAD SM {place[0]} waits for 99 .* {wait.counter}"):
+        check(broken)
+
+
+def test_products_stream_every_weight_once() -> None:
+    architecture = dense_architecture(1)
+    program = program_of(architecture, 16)
+    listed = schedule(program, architecture, num_sms=132)
+    weights = sum(weight.num_bytes for call in program.calls if call.layer == 0 for weight in call.weights)
+    states = sum(call.shape.get("state_bytes", 0) for call in program.calls)
+    assert streamed_bytes(listed) == weights + states
+
+
+def test_a_layer_without_instructions_is_refused() -> None:
+    k3: Architecture = load_architecture()
+    with pytest.raises(UserError, match="layer 12 takes a snapshot"):
+        schedule(program_of(k3, 16), k3, num_sms=132)
+    few = replace(k3, num_layers=2, kda_layers=(0, 1), mla_layers=())
+    with pytest.raises(UserError, match=r"layer 1 runs skinny_gemv.tiled_push"):
+        schedule(program_of(few, 16), few, num_sms=132)
+    with pytest.raises(UserError, match="64 SMs"):
+        schedule(program_of(dense_architecture(1), 16), dense_architecture(1), num_sms=64)
