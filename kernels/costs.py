@@ -55,9 +55,15 @@ def all_costs() -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def work_of(operator: str, weights: Sequence[Weight], shape: Mapping[str, int]) -> Work:
-    """Work of one call. A path that names an unknown operator is a programmer's mistake."""
-    return _work_of(operator, tuple(weights), tuple(shape.items()))
+def work_of(operator: str, weights: Sequence[Weight], shape: Mapping[str, int], *, draw: int = 0) -> Work:
+    """Work of one call, with registers as drawn (``Work.drawn``). An unknown operator is a programmer's mistake."""
+    call = operator, tuple(weights), tuple(shape.items())
+    return _drawn_work_of(*call, draw) if draw else _work_of(*call)
+
+
+@lru_cache(maxsize=4096)
+def _drawn_work_of(operator: str, weights: tuple[Weight, ...], shape: tuple[tuple[str, int], ...], draw: int) -> Work:
+    return _work_of(operator, weights, shape).drawn(draw, operator)
 
 
 @lru_cache(maxsize=4096)

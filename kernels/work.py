@@ -8,7 +8,8 @@ tensor-core set-ups. It holds no times: those belong to the machine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
 from enum import Enum
 
 # Carve-out, in per cent of an SM's shared memory at its largest, of kernels that load a whole matrix into registers.
@@ -16,6 +17,9 @@ from enum import Enum
 # of 256 when all is shared, an SM reads 66 GB/s by such loads, with 60 or more 134 (H200, probe ``register_loads``);
 # and loads of others wait behind those that have no place. Kernels that ask for a whole matrix so leave more of it.
 REGISTER_LOAD_CARVE_OUT = 60
+BLOCK_SLOTS = 32  # blocks that an SM takes at once, compute capability 9.0, 10.0 and 10.3
+THREADS_PER_SM = 2048  # of the same
+REGISTER_UNIT = 8  # of a thread, in which an SM's register file is given out
 
 
 class ReadKind(str, Enum):
@@ -105,6 +109,17 @@ class Pass:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unpublished:
+    """What the footprint of a kernel may be whose source says nothing of it; each draw of an interval takes one.
+
+    ``registers``: the lowest and the highest of a thread. ``carve_out_percents``: as likely as one another.
+    """
+
+    registers: tuple[int, int]
+    carve_out_percents: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """Footprint and passes of one kernel on one rank.
 
@@ -116,9 +131,10 @@ class Work:
     threads_per_block: int
     smem_bytes_per_block: int
     bytes_in_flight_per_block: int
-    max_blocks_per_sm: int  # register limit
+    max_blocks_per_sm: int  # the kernel's own limit, where it has one below what an SM holds
+    registers_per_thread: int  # as allocated
     passes: tuple[Pass, ...]
-    registers_per_thread: int = 0  # as allocated; 0 where they are not known, and then they take no room
+    unpublished: Unpublished | None = None  # what else its footprint may be, where it is not published
     early_bytes_in_flight_per_block: int = 0  # at once on their way before the dependency wait; 0: the whole pipeline
     carve_out_percent: int | None = 100  # of an SM's shared memory at its largest that it asks for; None: the driver's
     ring_slots: int = 0  # of the load pipeline: the last slot's arithmetic begins when its bytes are there; 0: unknown
@@ -135,6 +151,23 @@ class Work:
     def trigger_waits_for_loads(self) -> bool:
         """Whether it lets the next launch in behind its early reads, when it has asked for the last of them."""
         return self.triggers_after_loads or 0 < self.early_bytes_in_flight_per_block < self.bytes_in_flight_per_block
+
+    def drawn(self, draw: int, name: str) -> Work:
+        """The kernel as one of many possible: with another footprint where its own is not published.
+
+        ``name``: of its operator. The same for the same draw; 0 is the central one.
+        """
+        if not draw or self.unpublished is None:
+            return self
+        low, high = self.unpublished.registers
+        registers = low * (high / low) ** random.Random(f"{draw} {name}").random()
+        # Kernels of one build ask for the same.
+        carve_out = random.Random(draw).choice(self.unpublished.carve_out_percents or (self.carve_out_percent,))
+        return replace(
+            self,
+            registers_per_thread=round(registers / REGISTER_UNIT) * REGISTER_UNIT,
+            carve_out_percent=carve_out,
+        )
 
     def read_bytes(self) -> int:
         """HBM bytes read when L2 holds nothing."""
@@ -153,22 +186,39 @@ class Host:
     num_graph_launches: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """What one block of a kernel holds of an SM: its footprint.
+
+    ``registers`` of a thread, as allocated. ``max_per_sm``: the kernel's own limit. ``carve_out_percent`` and
+    ``unpublished``: as of ``Work``.
+    """
+
+    threads: int
+    registers: int
+    smem_bytes: int
+    max_per_sm: int = BLOCK_SLOTS
+    carve_out_percent: int | None = 100
+    unpublished: Unpublished | None = None
+
+
 def block_work(
     num_blocks: int,
     *passes: Pass,
-    threads: int,
-    smem_kib: int,
+    block: Block,
     in_flight_kib: int,
-    max_per_sm: int,
     sent_bytes_per_peer: int = 0,
 ) -> Work:
-    """Work of blocks that are known by round figures alone: those of public engines, and of small kernels."""
+    """Work of blocks whose footprint stands in a table: public kernels, and small ones of the project."""
     return Work(
         num_blocks=num_blocks,
-        threads_per_block=threads,
-        smem_bytes_per_block=smem_kib * 1024,
+        threads_per_block=block.threads,
+        smem_bytes_per_block=block.smem_bytes,
         bytes_in_flight_per_block=in_flight_kib * 1024,
-        max_blocks_per_sm=max_per_sm,
+        max_blocks_per_sm=block.max_per_sm,
+        registers_per_thread=block.registers,
+        carve_out_percent=block.carve_out_percent,
+        unpublished=block.unpublished,
         passes=passes,
         sent_bytes_per_peer=sent_bytes_per_peer,
     )

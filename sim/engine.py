@@ -24,10 +24,11 @@ from k3sim.sim.timeline.timeline import KernelRun, Timeline
 
 @without_collection()
 def simulate(
-    program: Program, machine: Machine, *, all_ranks: bool = False, skew: Skew = Skew.OFF, seed: int = 0
+    program: Program, machine: Machine, *, all_ranks: bool = False, skew: Skew = Skew.OFF, seed: int = 0, draw: int = 0
 ) -> Timeline:
     """Run ``program`` on every rank (``all_ranks``) or on one that stands for all; same input, same timeline.
 
+    ``draw``: of the footprints that are not published (``Work.drawn``).
     Raises UserError when a block of a kernel does not fit on an SM of the machine.
     """
     if skew is Skew.SAMPLED:
@@ -38,7 +39,8 @@ def simulate(
     how = {"counts_code": program.path.kernel_set == "own", "averages_skew": skew is Skew.EXPECTED}
     gpus = {rank: Gpu(env, machine, fabric, rank, **how) for rank in ranks}
     works = [
-        None if call.launch == "host" else work_of(call.operator, call.weights, call.shape) for call in program.calls
+        None if call.launch == "host" else work_of(call.operator, call.weights, call.shape, draw=draw)
+        for call in program.calls
     ]
     paces = Paces(machine.rank_skew_relative_sd, seed) if skew is Skew.SAMPLED else None
     states = _states(env, program, ranks)

@@ -6,6 +6,9 @@ Values move independently of each other. Draws are stratified (one from each of 
 every value, in an order of its own), which makes the percentiles of few draws steady. All paths see the same draws, so
 what is common to two paths moves both.
 
+Kernels whose footprints are not published have others they may be, of which every draw takes one for each kernel
+(``kernels/footprints/engines.py``).
+
 What cost functions leave out comes from kernels that were measured (``kernel_errors.py``): with every drawn machine go
 errors of kernels, drawn as well, each on the time that its stage has on the critical path. That is to first order: the
 path itself stays. Every interval that is shown anywhere is made here, and ``k3sim validate`` counts how many published
@@ -21,7 +24,7 @@ from statistics import NormalDist
 from typing import Any
 
 from k3sim.model.names import first_named
-from k3sim.sim.draws import NUM_DRAWS
+from k3sim.sim.draws import MAX_DRAWS, NUM_DRAWS
 from k3sim.sim.kernel_errors import LEVEL, family_of, with_kernel_errors
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import Answer, Prediction, predict, program_of
@@ -76,6 +79,11 @@ def _consistent(machine: Machine) -> Machine:
     )
 
 
+def footprint_draw(draw: int, seed: int) -> int:
+    """Which footprints go with a drawn machine, of kernels that have a range of registers; 0 with the profile's own."""
+    return draw and seed * MAX_DRAWS + draw
+
+
 def drawn_steps_us(
     question: Question, *, num_draws: int = NUM_DRAWS, seed: int = 0, answer: Answer = predict
 ) -> list[float]:
@@ -89,8 +97,8 @@ def drawn_steps_us(
     machines = (question.machine, *draw_machines(question.machine, num_draws, seed))
     families = families_of(expected)
     steps_us, kernels = [], []
-    for one in machines:
-        prediction = answer(replace(expected, machine=one))
+    for draw, one in enumerate(machines):
+        prediction = answer(replace(expected, machine=one, footprint_draw=footprint_draw(draw, seed)))
         steps_us.append(prediction.step_us)
         kernels.append(_kernels_of_step(prediction, families))
     return with_kernel_errors(steps_us, kernels, question.machine.title, seed)

@@ -19,7 +19,7 @@ from k3sim.sim.components.instruction_cache import LaunchedCode
 from k3sim.sim.components.launch_queue import Admission, KernelState
 from k3sim.sim.components.load_pipeline import Pieces, late_reads
 from k3sim.sim.components.memory import StreamLimit
-from k3sim.sim.components.placement import Allocation, Footprint, Placement, num_blocks
+from k3sim.sim.components.placement import Allocation, Placement, num_blocks
 from k3sim.sim.components.sm_timing import last_slot_share
 from k3sim.sim.components.stream import Stream
 from k3sim.sim.components.wave import Wave, first_streaming
@@ -56,6 +56,11 @@ class KernelProcess:
         return self.call.launch == "task"
 
     @property
+    def starts_together(self) -> bool:
+        """No block does anything before all of them are resident. Tasks of a megakernel share its blocks."""
+        return self.work.co_resident or self.work.prefetches or self.is_task
+
+    @property
     def exchanges_inside(self) -> bool:
         """It sends, and then needs what all peers have sent."""
         return self.call.index in self.call.receives
@@ -66,22 +71,23 @@ class KernelProcess:
         run.start_ps, run.launched_by = self.env.now, self.admission.cause
         self.causes = [] if self.admission.by is None else [self.admission.cause]
         code = self.gpu.instruction_cache.launch(call)
-        footprint, placement = yield from self.launch()
+        placement = yield from self.launch()
         if work.prefetches:
+            self.gpu.occupancy.release_all(placement, run.index)  # its blocks issue requests and leave
             run.hbm_bytes += yield from self.gpu.memory.prefetch_all(work)
             run.add_span(Phase.WEIGHTS, self.env.now)
-            self.end(footprint)
+            self.end(placement)
             return
-        resident_blocks = footprint.blocks - (0 if placement is None else placement.num_pending)
-        l1_bytes = self.gpu.occupancy.l1_bytes(work, placement)
-        wave = Wave(run, work, footprint.blocks, resident_blocks, self.gpu.num_sms, self.pace, l1_bytes)
+        resident_blocks = placement.num_blocks - placement.num_pending
+        l1_bytes = self.gpu.occupancy.l1_bytes(placement)
+        wave = Wave(run, work, placement.num_blocks, resident_blocks, self.gpu.num_sms, self.pace, l1_bytes)
         early = self.read_early(wave, placement)
         yield from self.wait_for_predecessors()
         yield from self.wait_for_peers()
         yield from self.wait_for_all_blocks(wave, placement, early)
         self.begun_ps = self.env.now
         yield from self.run_serial_code(wave, code)
-        if placement is not None and wave.is_part:
+        if wave.is_part:
             self.admit_later_waves(wave, placement)
         yield from self.run_passes(
             wave, wave.passes(), early, triggers=call.trigger == "stream",
@@ -89,11 +95,9 @@ class KernelProcess:
         )  # fmt: skip
         yield from self.send_and_exit(wave, placement, code)
         self.count_work()
-        if placement is not None:
-            self.gpu.occupancy.release_all(placement, run.index)
-        self.end(footprint)
+        self.end(placement)
 
-    def launch(self) -> Generator[simpy.Event, Any, tuple[Footprint, Placement | None]]:
+    def launch(self) -> Generator[simpy.Event, Any, Placement]:
         """Wait for completion of the node before, for SMs and for the launch; the kernel's blocks are resident then."""
         env, run, work, gpu, admission = self.env, self.state.run, self.work, self.gpu, self.admission
         launched_ps = first_ps = self.env.now
@@ -102,13 +106,9 @@ class KernelProcess:
                 yield env.timeout(gpu.launches.release_ps(run, admission))
                 run.add_span(Phase.RELEASE, self.env.now, admission.cause, launched_ps)
             first_ps = self.env.now + gpu.launches.first_instruction_ps(admission)
-        footprint = gpu.occupancy.footprint(work)
-        granted = gpu.occupancy.acquire(footprint, placed=bool(work.registers_per_thread))
-        ended = None if granted is None else (yield granted)
-        placement = gpu.occupancy.place(work, footprint) if work.registers_per_thread else None
-        if placement is not None and not placement.resident:
-            ended = yield placement.all_resident if work.co_resident else placement.first_resident
-        if ended is not None:
+        placement = gpu.occupancy.place(work)
+        if not placement.resident:
+            ended = yield placement.all_resident if self.starts_together else placement.first_resident
             # A launch that waits for SMs is ready when there are some. What its latency covers is no wait.
             refilled_ps = self.env.now + (0 if self.is_task else gpu.launches.refill_ps)
             if refilled_ps > first_ps:
@@ -116,19 +116,19 @@ class KernelProcess:
                 first_ps = refilled_ps
         if not self.is_task:
             # The first wave: later blocks are dispatched while earlier ones run.
-            dispatch_ps = gpu.launches.dispatch_ps(footprint.blocks)
+            dispatch_ps = gpu.launches.dispatch_ps(placement.num_blocks)
             yield env.timeout(first_ps - self.env.now + gpu.launches.prologue_ps + dispatch_ps)
             run.add_span(Phase.LAUNCH, self.env.now, admission.cause, launched_ps)
-        return footprint, placement
+        return placement
 
     # -- before the dependency wait: early reads, trigger ----------------------------------------------------------
 
-    def read_early(self, wave: Wave, placement: Placement | None) -> EarlyReads:
+    def read_early(self, wave: Wave, placement: Placement) -> EarlyReads:
         """Start what needs no predecessor, and trigger where the kernel does so at its start."""
         first = first_streaming(self.work.passes)
         one = self.work.passes[first]
-        pending = placement is not None and placement.num_pending > 0
-        if placement is not None and pending:
+        pending = placement.num_pending > 0
+        if pending:
             self.env.start(self.start_pending_blocks(wave, placement, one))
         early: EarlyReads = {first: self.gpu.loads.start_early(wave, one)}
         if self.call.trigger == "start" and not pending:
@@ -153,7 +153,7 @@ class KernelProcess:
         if not wave.is_part:
             wave.later = self.gpu.loads.start_early(
                 wave, one, blocks=wave.num_blocks - first_blocks,
-                skipped_bytes=first_blocks * self.work.bytes_in_flight_per_block,
+                skipped_bytes=first_blocks * self.gpu.loads.early_bytes_of_a_block(wave, one),
                 per_sm=placement.most_on_an_sm(before),
             )  # fmt: skip
             wave.resident_blocks = wave.num_blocks
@@ -197,14 +197,13 @@ class KernelProcess:
                 self.causes.append(sender.run.index)
                 yield from self.gpu.peers.poll(self.state.run, self.calls[index], sender, self.work.polled_slots)
 
-    def wait_for_all_blocks(self, wave: Wave, placement: Placement | None, early: EarlyReads) -> Steps:
+    def wait_for_all_blocks(self, wave: Wave, placement: Placement, early: EarlyReads) -> Steps:
         """Blocks that wait for one another do nothing before all of them are resident; others run in waves."""
-        if placement is not None:
-            wave.is_part = placement.num_pending > 0 and not (self.work.co_resident or self.exchanges_inside)
-            if not wave.is_part and not placement.all_resident.processed:
-                ended = yield placement.all_resident
-                wave.run.add_span(Phase.SM_SLOTS, self.env.now, ended, self.env.now)
-                wave.resident_blocks = wave.num_blocks
+        wave.is_part = placement.num_pending > 0 and not (self.starts_together or self.exchanges_inside)
+        if not wave.is_part and not placement.all_resident.processed:
+            ended = yield placement.all_resident
+            wave.run.add_span(Phase.SM_SLOTS, self.env.now, ended, self.env.now)
+            wave.resident_blocks = wave.num_blocks
         stream = early[first_streaming(self.work.passes)]
         if wave.later is not None and stream is not None:
             stream.later = wave.later
@@ -366,14 +365,14 @@ class KernelProcess:
                 yield ended
         self.state.run.show_later_waves()
 
-    def send_and_exit(self, wave: Wave, placement: Placement | None, code: LaunchedCode) -> Steps:
+    def send_and_exit(self, wave: Wave, placement: Placement, code: LaunchedCode) -> Steps:
         """Stragglers and stores, later waves, then the push; a task's stores are part of its counter."""
         pushes = bool(self.call.sends) and not self.exchanges_inside
         exit_ps, behind_push_ps = self.gpu.instruction_cache.exit_ps(code, pushes=pushes)
         if not self.is_task and exit_ps:
             yield self.env.timeout(round(self.pace * (exit_ps - behind_push_ps)) + self.gpu.memory.queueing_ps())
             wave.run.add_span(Phase.DRAIN, self.env.now)
-        if placement is not None and wave.is_part:
+        if wave.is_part:
             yield from self.wait_for_later_waves(placement)
         if pushes:
             yield from self.gpu.peers.push(self.state, self.call, self.work.sent_bytes_per_peer)
@@ -392,8 +391,8 @@ class KernelProcess:
         if self.call.stream == "main":
             self.gpu.peers.worked(self.env.now - self.begun_ps)
 
-    def end(self, footprint: Footprint) -> None:
-        """Release the wave, and let those that wait for the kernel resume."""
+    def end(self, placement: Placement) -> None:
+        """Release the SMs, and let those that wait for the kernel resume."""
+        self.gpu.occupancy.release_all(placement, self.state.run.index)
         self.state.end(self.env.now, self.causes)
-        self.gpu.occupancy.release(footprint, self.state.run.index)
         self.state.done.reach()

@@ -159,7 +159,7 @@ def collectives_of(machine: Machine, form: Form | None = None) -> Collectives:
 def predict(question: Question) -> Prediction:
     """Simulate one step."""
     program, fold = program_of(question)
-    timeline = simulate(program, question.machine, skew=question.skew, seed=question.seed)
+    timeline = simulate(program, question.machine, skew=question.skew, seed=question.seed, draw=question.footprint_draw)
     return Prediction(
         question=question,
         program=program,

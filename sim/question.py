@@ -131,6 +131,7 @@ class Question:
     pad_experts: bool | None = None  # None: as the path does it
     all_reduce: Form | None = None  # None: as libraries choose
     folded: bool = True
+    footprint_draw: int = 0  # which of the footprints that are not published; 0: the middle of each
 
     def expected(self) -> Question:
         """The same question with the mean of the skew in place of its sample: one rank, folded."""

@@ -34,7 +34,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "kernels.footprints": ("kernels.work",),
     "kernels.footprints.__main__": ("kernels.footprints", "kernels.toolchain"),
     "kernels.*.cost": ("model", "kernels.work", "kernels.footprints", "kernels.*.configuration"),
-    "kernels.*.public": ("model", "kernels.work", "kernels.*.cost"),
+    "kernels.*.public": ("model", "kernels.work", "kernels.footprints", "kernels.*.cost"),
     "kernels.costs": ("model", "kernels.work", "kernels.folders"),
     "kernels.toolchain": ("kernels.work", "kernels.folders"),
     "kernels.device": ("kernels.toolchain", "kernels.folders"),

@@ -109,15 +109,17 @@ def chain_us(
     kernel_set: str = "own",
     group_size: int = 16,
     skew: Skew = Skew.OFF,
+    draw: int = 0,
 ) -> float:
     """Time of one round of ``kernels`` in a long graph in which every round reads its own weights.
 
     ``kernel_set``: whose machine code it is. ``group_size``: ranks of an exchange.
+    ``draw``: of footprints that are not published.
     """
     calls = [call for number in range(ROUNDS) for call in _round(kernels, number, group_size)]
     path = find_path("stock", kernel_set=kernel_set)
     program = Program(path=path, num_ranks=1, layers=tuple(range(ROUNDS)), calls=tuple(calls))
-    timeline = simulate(program, machine, skew=skew)
+    timeline = simulate(program, machine, skew=skew, draw=draw)
     ends = [max(run.end_ps for run in timeline.kernels if run.layer == number) for number in range(ROUNDS)]
     return (ends[-1] - ends[WARM_UP - 1]) / (ROUNDS - WARM_UP) / PS_PER_US
 

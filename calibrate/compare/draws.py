@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from k3sim.sim.intervals import draw_machines, with_errors_of_step
+from k3sim.sim.intervals import draw_machines, footprint_draw, with_errors_of_step
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import Prediction, predict
 from k3sim.sim.profile import load_machine
@@ -30,7 +30,13 @@ def predictions(command: str, num_draws: int, seed: int) -> list[Prediction]:
     """The command's prediction with its profile, then on each drawn machine."""
     question = question_of(command)
     _, *drawn = machine_and_draws(question.machine.name, num_draws, seed)
-    return [predict(question), *(predict(replace(question, machine=one)) for one in drawn)]
+    return [
+        predict(question),
+        *(
+            predict(replace(question, machine=one, footprint_draw=footprint_draw(draw, seed)))
+            for draw, one in enumerate(drawn, start=1)
+        ),
+    ]
 
 
 def steps_us(command: str, num_draws: int, seed: int) -> list[float]:

@@ -23,7 +23,7 @@ from k3sim.calibrate.compare.ladders import JudgedStep, judge, part_sets, step_m
 from k3sim.calibrate.evidence import Evidence, Ladder, load_evidence, load_ladders
 from k3sim.errors import UserError
 from k3sim.sim.draws import check_draws
-from k3sim.sim.intervals import with_errors_between, with_errors_of_step
+from k3sim.sim.intervals import footprint_draw, with_errors_between, with_errors_of_step
 from k3sim.sim.machine import Machine
 from k3sim.sim.predict import Prediction, collectives_of
 from k3sim.sim.profile import load_machine
@@ -187,15 +187,15 @@ def _of_part(command: str, parts: tuple[str, ...]) -> float:
 
 def _of_loop(loop: Mapping[str, Any], num_draws: int, seed: int) -> Values:
     machines = machine_and_draws(loop["machine"], num_draws, seed)
-    values_us = [loop_us(loop, one) for one in machines]
+    values_us = [loop_us(loop, one, draw=footprint_draw(draw, seed)) for draw, one in enumerate(machines)]
     return chain_with_errors(recorded_chain(loop), values_us, machines[0].title, seed)
 
 
-def loop_us(loop: Mapping[str, Any], machine: Machine | None = None) -> float:
+def loop_us(loop: Mapping[str, Any], machine: Machine | None = None, *, draw: int = 0) -> float:
     """Microseconds of the loop of a kernel's record, by default on the machine that it names."""
     machine = machine or load_machine(loop["machine"])
     kernels = recorded_chain(loop, collectives_of(machine))
-    return chain_us(kernels, machine, kernel_set="public", group_size=loop.get("ranks", 1))
+    return chain_us(kernels, machine, kernel_set="public", group_size=loop.get("ranks", 1), draw=draw)
 
 
 # -- summaries --------------------------------------------------------------------------------------------------------

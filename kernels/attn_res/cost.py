@@ -37,7 +37,6 @@ def _row_cluster(
         bytes_in_flight_per_block=(num_snapshots + 3) * row_bytes // ROW_BLOCKS,
         max_blocks_per_sm=4,
         registers_per_thread=footprint("attn_res", form).allocated_registers,
-        carve_out_percent=None,
         passes=(
             Pass(
                 num_dependent_loads=1,

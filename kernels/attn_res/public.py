@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from k3sim.kernels.attn_res.cost import BF16_BYTES, SNAPSHOTS, parameters
+from k3sim.kernels.footprints.engines import PUBLIC
 from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Work, block_work
 from k3sim.model.program import Weight
 
@@ -34,8 +35,9 @@ def single_block(weights: Sequence[Weight], *, rows: int, hidden: int, sources: 
             # The logits of all sources together (sums of squares and dots), the softmax, the RMSNorm.
             num_block_reductions=3,
         ),
-        threads=512, smem_kib=32, in_flight_kib=32, max_per_sm=2,
-    )  # fmt: skip
+        block=PUBLIC["attn_res"],
+        in_flight_kib=32,
+    )
 
 
 def snapshot_sums(weights: Sequence[Weight], *, rows: int, hidden: int, sources: int) -> Work:
@@ -47,8 +49,9 @@ def snapshot_sums(weights: Sequence[Weight], *, rows: int, hidden: int, sources:
             reads=_sources(rows, hidden, sources, early=True),
             num_block_reductions=2,
         ),
-        threads=512, smem_kib=32, in_flight_kib=32, max_per_sm=2,
-    )  # fmt: skip
+        block=PUBLIC["snapshot_sums"],
+        in_flight_kib=32,
+    )
 
 
 def consume(weights: Sequence[Weight], *, rows: int, hidden: int, slots: int) -> Work:
@@ -69,5 +72,6 @@ def consume(weights: Sequence[Weight], *, rows: int, hidden: int, slots: int) ->
             num_barriers=1,
         ),
         Pass(num_block_reductions=1, barrier=Barrier.CLUSTER, num_barriers=1),  # RMSNorm of the mix
-        threads=256, smem_kib=16, in_flight_kib=16, max_per_sm=4,
-    )  # fmt: skip
+        block=PUBLIC["consume"],
+        in_flight_kib=16,
+    )

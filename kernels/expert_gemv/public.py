@@ -9,10 +9,12 @@ selects the experts, with a grid barrier between the two matrices.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from k3sim.kernels.expert_gemv.cost import BITS_PER_WEIGHT, MAX_BLOCKS
+from k3sim.kernels.footprints.engines import PUBLIC
 from k3sim.kernels.router_topk.cost import selection
-from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work
+from k3sim.kernels.work import Barrier, Pass, Read, Unit, Work, block_work
 from k3sim.model.program import Weight
 
 TILE_OUTPUTS = 128
@@ -66,14 +68,17 @@ def _num_experts(distinct_milli: int) -> int:
     return -(-distinct_milli // 1000)
 
 
-def _work(num_blocks: int, passes: tuple[Pass, ...], *, bytes_in_flight: int = PUBLIC_BYTES_IN_FLIGHT) -> Work:
-    return Work(
-        num_blocks=num_blocks,
-        threads_per_block=256,
-        smem_bytes_per_block=128 * 1024,
-        bytes_in_flight_per_block=bytes_in_flight,
-        max_blocks_per_sm=1,
-        passes=passes,
+def _one_launch(passes: tuple[Pass, ...]) -> Work:
+    """Persistent blocks, which wait for one another."""
+    return replace(
+        block_work(MAX_BLOCKS, *passes, block=PUBLIC["expert_block"], in_flight_kib=PUBLIC_BYTES_IN_FLIGHT // 1024),
+        co_resident=True,
+    )
+
+
+def _grouped(one: Pass) -> Work:
+    return block_work(
+        one.num_blocks, one, block=PUBLIC["expert_gemm"], in_flight_kib=PUBLIC_BYTES_IN_FLIGHT // 1024
     )
 
 
@@ -83,7 +88,7 @@ def gemm1(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: i
     experts = _num_experts(distinct_milli)
     # Expert table, then this tile's rows: two loads in series before the first weight address is known.
     one = _pass(w13, rows * top_k / experts, experts * -(-2 * width // TILE_OUTPUTS), num_address_loads=2)
-    return _work(one.num_blocks, (one,))
+    return _grouped(one)
 
 
 def gemm2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int, latent: int) -> Work:
@@ -91,7 +96,7 @@ def gemm2(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: i
     (w2,) = weights
     experts = _num_experts(distinct_milli)
     one = _pass(w2, rows * top_k / experts, experts * -(-latent // TILE_OUTPUTS), num_address_loads=2)
-    return _work(one.num_blocks, (one,))
+    return _grouped(one)
 
 
 def block(
@@ -120,12 +125,12 @@ def block(
     )
     if selects:
         passes = (selection(experts=experts, latent=latent, num_quantise_reductions=1), *passes)
-    return _work(MAX_BLOCKS, passes)
+    return _one_launch(passes)
 
 
 def route(weights: Sequence[Weight], *, rows: int, experts: int, latent: int) -> Work:
     """``block`` that only selects, in front of one that does not: its blocks hold every SM, and then come again."""
-    return _work(MAX_BLOCKS, (selection(experts=experts, latent=0, num_quantise_reductions=0),))
+    return _one_launch((selection(experts=experts, latent=0, num_quantise_reductions=0),))
 
 
 def task1(
@@ -158,4 +163,4 @@ def _task_pass(weight: Weight, rows_per_expert: float, num_tiles: int, *, early:
 
 
 def _task(*passes: Pass) -> Work:
-    return _work(MAX_BLOCKS, passes, bytes_in_flight=TASK_BYTES_IN_FLIGHT)
+    return replace(_one_launch(passes), bytes_in_flight_per_block=TASK_BYTES_IN_FLIGHT)

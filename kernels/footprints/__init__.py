@@ -13,10 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from k3sim.kernels.work import MachineCode
+from k3sim.kernels.work import BLOCK_SLOTS, REGISTER_UNIT, Block, MachineCode
 
 MEASURED = "sm_90a"  # of the GPU that the costs' other counts were compared with
-REGISTER_UNIT = 8  # of a thread, in which an SM's register file is given out
 # What the columns of a file's rows are, in order.
 COLUMNS = (
     "form", "registers", "static_smem_bytes", "dynamic_smem_bytes", "threads", "grid", "cluster", "code_bytes",
@@ -49,6 +48,16 @@ class Footprint:
     @property
     def smem_bytes(self) -> int:
         return self.static_smem_bytes + self.dynamic_smem_bytes
+
+    def block(self, *, max_per_sm: int = BLOCK_SLOTS, carve_out_percent: int | None = 100) -> Block:
+        """What a block of it holds of an SM."""
+        return Block(
+            threads=self.threads,
+            registers=self.allocated_registers,
+            smem_bytes=self.smem_bytes,
+            max_per_sm=max_per_sm,
+            carve_out_percent=carve_out_percent,
+        )
 
 
 def path_of(architecture: str) -> Path:
@@ -84,6 +93,4 @@ def footprint(operator: str, form: str) -> Footprint:
 
 def built_code(operator: str, form: str, *, serial_instructions: int = 0) -> MachineCode:
     """Machine code of a form, its size as built."""
-    return MachineCode(
-        num_bytes=footprint(operator, form).code_bytes, serial_instructions=serial_instructions
-    )
+    return MachineCode(num_bytes=footprint(operator, form).code_bytes, serial_instructions=serial_instructions)

@@ -45,7 +45,6 @@ def cluster(
         registers_per_thread=footprint(
             "kda_decode", f"heads6_fp32_{'stream' if streams else f'cluster{blocks_per_head}'}"
         ).allocated_registers,
-        carve_out_percent=None,
         passes=(
             Pass(
                 num_dependent_loads=1,

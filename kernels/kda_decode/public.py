@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from k3sim.kernels.footprints.engines import PUBLIC
 from k3sim.kernels.kda_decode.cost import STATE_FLOPS_PER_ELEMENT, cluster, state_reads
 from k3sim.kernels.work import Pass, Work, block_work
 from k3sim.model.program import Weight
@@ -25,8 +26,9 @@ def per_head(
             # state row stay within a warp.
             num_block_reductions=1 + 4 + 1,
         ),
-        threads=256, smem_kib=36, in_flight_kib=32, max_per_sm=4,
-    )  # fmt: skip
+        block=PUBLIC["kda_per_head"],
+        in_flight_kib=32,
+    )
 
 
 def public_cluster(

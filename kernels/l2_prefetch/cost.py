@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from k3sim.kernels.footprints import built_code
+from k3sim.kernels.footprints import built_code, footprint
 from k3sim.kernels.work import MachineCode, Pass, Read, Work
 from k3sim.model.program import Weight
 
@@ -23,10 +23,12 @@ def bulk(weights: Sequence[Weight], *, budget_bytes: int) -> Work:
         if num_bytes > 0:
             reads.append(Read(region=one.region, num_bytes=num_bytes, early=True))
         left -= num_bytes
+    built = footprint("l2_prefetch", "plain")
     return Work(
         num_blocks=ISSUING_BLOCKS,
-        threads_per_block=32,
-        smem_bytes_per_block=0,
+        threads_per_block=built.threads,
+        smem_bytes_per_block=built.smem_bytes,
+        registers_per_thread=built.allocated_registers,
         # A bulk request holds no register or shared memory of the SM. Beside a stream with 3.2 MB in flight eight
         # blocks keep the 1.6 TB/s that they have alone (H200, probe ``prefetch_arrival``): as if with so many.
         bytes_in_flight_per_block=256 * 1024,

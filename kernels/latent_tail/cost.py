@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from k3sim.kernels.footprints import built_code
+from k3sim.kernels.footprints import built_code, footprint
 from k3sim.kernels.skinny_gemv.configuration import MAX_ROWS
 from k3sim.kernels.work import Barrier, MachineCode, Pass, Read, Unit, Work, block_work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
 CLUSTER_BLOCKS = 8
+
+
+def _built_ranks(ranks: int) -> int:
+    """The ranks of the build that is nearest."""
+    return 8 if ranks <= 8 else 16
 
 
 def send(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, ranks: int, expert_rows: int) -> Work:
@@ -24,9 +29,10 @@ def send(weights: Sequence[Weight], *, rows: int, hidden: int, latent: int, rank
             num_dependent_loads=1,
             activation_bytes_per_block=(expert_rows * latent + hidden) * BF16_BYTES // CLUSTER_BLOCKS,
         ),
-        threads=256, smem_kib=16, in_flight_kib=16, max_per_sm=4,
+        block=footprint("latent_tail", f"send_ranks{_built_ranks(ranks)}_rows1").block(),
+        in_flight_kib=16,
         sent_bytes_per_peer=rows * (latent + hidden // ranks) * BF16_BYTES,
-    )  # fmt: skip
+    )
 
 
 def send_shared(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int) -> Work:
@@ -34,9 +40,10 @@ def send_shared(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int
     return block_work(
         4 * rows,
         Pass(num_dependent_loads=1, activation_bytes_per_block=hidden * BF16_BYTES // 4),
-        threads=224, smem_kib=1, in_flight_kib=4, max_per_sm=8,
+        block=footprint("latent_tail", f"send_shared_ranks{_built_ranks(ranks)}").block(),
+        in_flight_kib=4,
         sent_bytes_per_peer=rows * hidden // ranks * BF16_BYTES,
-    )  # fmt: skip
+    )
 
 
 UP_OUTPUTS = 8  # of a block of ``up_cluster``
@@ -90,8 +97,9 @@ def collect(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     return block_work(
         6 * rows,
         Pass(num_dependent_loads=1, activation_bytes_per_block=2 * width * BF16_BYTES // 6),
-        threads=224, smem_kib=0, in_flight_kib=8, max_per_sm=8,
-    )  # fmt: skip
+        block=footprint("latent_tail", "collect_ranks16_rows1").block(),
+        in_flight_kib=8,
+    )
 
 
 CODE: Mapping[str, MachineCode] = {

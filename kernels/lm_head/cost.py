@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from k3sim.kernels.footprints import built_code
+from k3sim.kernels.footprints import built_code, footprint
 from k3sim.kernels.work import MachineCode, Pass, Work, block_work
 from k3sim.model.program import Weight
 
@@ -14,8 +14,9 @@ def select(weights: Sequence[Weight], *, rows: int) -> Work:
     return block_work(
         8 * rows,
         Pass(num_dependent_loads=1, activation_bytes_per_block=8192, num_block_reductions=8, num_selection_rounds=8),
-        threads=256, smem_kib=16, in_flight_kib=16, max_per_sm=4,
-    )  # fmt: skip
+        block=footprint("lm_head", "top64_of_10240").block(),
+        in_flight_kib=16,
+    )
 
 
 CODE: Mapping[str, MachineCode] = {

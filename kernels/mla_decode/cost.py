@@ -134,8 +134,9 @@ def lse_merge(weights: Sequence[Weight], *, rows: int, heads: int, ranks: int, k
             num_block_reductions=1,
             barrier=Barrier.NONE,
         ),
-        threads=128, smem_kib=4, in_flight_kib=8, max_per_sm=8,
-    )  # fmt: skip
+        block=footprint("mla_decode", f"lse_merge_ranks{8 if ranks <= 8 else 16}").block(),
+        in_flight_kib=8,
+    )
 
 
 CODE: Mapping[str, MachineCode] = {

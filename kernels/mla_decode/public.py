@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from k3sim.kernels.footprints.engines import PUBLIC
 from k3sim.kernels.mla_decode.cost import HEAD_TILE
 from k3sim.kernels.work import Barrier, Pass, Read, ReadKind, Unit, Work, block_work
 from k3sim.model.program import Weight
@@ -48,15 +49,9 @@ def _merge(*, rows: int, heads: int, context: int, kv_lora_rank: int) -> Pass:
 
 
 def _footprint(*, rows: int, context: int, passes: tuple[Pass, ...]) -> Work:
-    return Work(
-        # The lift to values needs blocks too where the context is short.
-        num_blocks=max(rows * min(MAX_SPLITS, -(-context // TOKENS_PER_BLOCK)), LIFT_BLOCKS),
-        threads_per_block=256,
-        smem_bytes_per_block=100 * 1024,
-        bytes_in_flight_per_block=72 * 1024,
-        max_blocks_per_sm=2,
-        passes=passes,
-    )
+    # The lift to values needs blocks too where the context is short.
+    num_blocks = max(rows * min(MAX_SPLITS, -(-context // TOKENS_PER_BLOCK)), LIFT_BLOCKS)
+    return block_work(num_blocks, *passes, block=PUBLIC["mla_fused"], in_flight_kib=72)
 
 
 def split_kv(
@@ -106,9 +101,10 @@ def _public(
     return block_work(
         rows * splits,
         *((attend, merge) if splits > 1 else (attend,)),
-        threads=384, smem_kib=200, in_flight_kib=96, max_per_sm=1,
+        block=PUBLIC["mla_split"],
+        in_flight_kib=96,
         sent_bytes_per_peer=sent_bytes_per_peer,
-    )  # fmt: skip
+    )
 
 
 def partial(

@@ -30,8 +30,9 @@ def select(weights: Sequence[Weight], *, rows: int, experts: int, latent: int) -
     return block_work(
         rows,
         selection(experts=experts, latent=0, num_quantise_reductions=0),
-        threads=512, smem_kib=16, in_flight_kib=8, max_per_sm=2,
-    )  # fmt: skip
+        block=footprint("router_topk", "whole").block(),
+        in_flight_kib=8,
+    )
 
 
 def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:

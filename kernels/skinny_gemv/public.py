@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from k3sim.kernels.cublas.public import public_gemm
+from k3sim.kernels.footprints.engines import PUBLIC
 from k3sim.kernels.skinny_gemv.cost import BF16_BYTES, fma_flops, reads
 from k3sim.kernels.work import Barrier, Pass, Unit, Work, block_work
 from k3sim.model.program import Weight
@@ -50,9 +51,10 @@ def _tensor_core(weights: Sequence[Weight], rows: int, *, early: bool, sent_byte
     return block_work(
         num_tiles * split,
         passes,
-        threads=192, smem_kib=100, in_flight_kib=96, max_per_sm=2,
+        block=PUBLIC["tensor_core"],
+        in_flight_kib=96,
         sent_bytes_per_peer=sent_bytes_per_peer,
-    )  # fmt: skip
+    )
 
 
 def column_pair(weights: Sequence[Weight], *, rows: int) -> Work:
@@ -64,21 +66,17 @@ def column_pair(weights: Sequence[Weight], *, rows: int) -> Work:
     """
     if not _on_cuda_cores(weights, rows):
         return public_gemm(weights, rows=rows)
-    return Work(
-        num_blocks=sum(-(-one.num_outputs // 2) for one in weights),
-        threads_per_block=224,
-        smem_bytes_per_block=1024,
-        bytes_in_flight_per_block=2 * 4 * 16 * 224,  # two outputs, unroll 4, 16-byte loads
-        max_blocks_per_sm=4,  # 64 registers a thread
-        passes=(
-            Pass(
-                num_dependent_loads=1,
-                activation_bytes_per_block=rows * weights[0].depth * BF16_BYTES,
-                reads=reads(weights, early=False),
-                flops=fma_flops(weights, rows),
-                num_block_reductions=1,
-            ),
+    return block_work(
+        sum(-(-one.num_outputs // 2) for one in weights),
+        Pass(
+            num_dependent_loads=1,
+            activation_bytes_per_block=rows * weights[0].depth * BF16_BYTES,
+            reads=reads(weights, early=False),
+            flops=fma_flops(weights, rows),
+            num_block_reductions=1,
         ),
+        block=PUBLIC["column_pair"],
+        in_flight_kib=2 * 4 * 16 * 224 // 1024,  # two outputs, unroll 4, 16-byte loads
     )
 
 
@@ -137,23 +135,19 @@ def ring(weights: Sequence[Weight], *, rows: int, sent_bytes_per_peer: int = 0) 
     # (up-projection of the tail with its push: 1.7 us on GB200, k3opt design plan 2026-09).
     held = sum(one.num_bytes for one in weights) <= num_blocks * RING_BYTES
     split = 1 if held else max(1, -(-SPLIT_TARGET_BLOCKS // num_blocks))
-    return Work(
-        num_blocks=num_blocks * split,
-        threads_per_block=256,
-        smem_bytes_per_block=RING_BYTES,
-        bytes_in_flight_per_block=RING_BYTES,
-        max_blocks_per_sm=2,
-        passes=(
-            Pass(
-                num_dependent_loads=1,
-                activation_bytes_per_block=rows * weights[0].depth * BF16_BYTES // split,
-                reads=reads(weights, early=True),
-                flops=fma_flops(weights, rows),
-                num_block_reductions=1,
-                barrier=Barrier.CLUSTER if split > 1 else Barrier.NONE,
-                num_barriers=1 if split > 1 else 0,
-            ),
+    return block_work(
+        num_blocks * split,
+        Pass(
+            num_dependent_loads=1,
+            activation_bytes_per_block=rows * weights[0].depth * BF16_BYTES // split,
+            reads=reads(weights, early=True),
+            flops=fma_flops(weights, rows),
+            num_block_reductions=1,
+            barrier=Barrier.CLUSTER if split > 1 else Barrier.NONE,
+            num_barriers=1 if split > 1 else 0,
         ),
+        block=PUBLIC["ring_push" if sent_bytes_per_peer else "ring"],
+        in_flight_kib=RING_BYTES // 1024,
         sent_bytes_per_peer=sent_bytes_per_peer,
     )
 

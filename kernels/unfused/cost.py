@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from k3sim.kernels.footprints import built_code
-from k3sim.kernels.work import MachineCode, Pass, Read, ReadKind, Work, block_work
+from k3sim.kernels.footprints import built_code, footprint
+from k3sim.kernels.footprints.engines import PUBLIC
+from k3sim.kernels.work import Block, MachineCode, Pass, Read, ReadKind, Work, block_work
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
@@ -17,6 +18,7 @@ BF16_BYTES = 2
 def small(
     *,
     num_blocks: int,
+    block: Block,
     addresses: int = 0,
     loads: int = 1,
     activation_bytes_per_block: int = 0,
@@ -28,7 +30,7 @@ def small(
     sent_bytes_per_peer: int = 0,
     then: tuple[Pass, ...] = (),
 ) -> Work:
-    """Blocks of 256 threads with 16 KB on their way each, eight to an SM: one pass, and ``then`` further ones."""
+    """Blocks with 16 KB on their way each: one pass, and ``then`` further ones."""
     return block_work(
         num_blocks,
         Pass(
@@ -42,16 +44,28 @@ def small(
             num_selection_rounds=selection_rounds,
         ),
         *then,
-        threads=256, smem_kib=4, in_flight_kib=16, max_per_sm=8,
+        block=block,
+        in_flight_kib=16,
         sent_bytes_per_peer=sent_bytes_per_peer,
-    )  # fmt: skip
+    )
+
+
+def _built(form: str) -> Block:
+    return footprint("unfused", form).block()
 
 
 def embedding(weights: Sequence[Weight], *, rows: int, hidden: int) -> Work:
     """Vocabulary-parallel lookup: token id, then its row."""
     row_bytes = rows * hidden * BF16_BYTES
     row = Read(region="", num_bytes=row_bytes)
-    return small(num_blocks=8 * rows, addresses=1, loads=0, reads=(row,), sent_bytes_per_peer=row_bytes)
+    return small(
+        block=_built("embedding_push16"),
+        num_blocks=8 * rows,
+        addresses=1,
+        loads=0,
+        reads=(row,),
+        sent_bytes_per_peer=row_bytes,
+    )
 
 
 def all_reduce(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int) -> Work:
@@ -59,6 +73,7 @@ def all_reduce(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int)
     blocks = 8
     row_bytes = rows * hidden * BF16_BYTES
     return small(
+        block=_built(f"all_reduce_rows{1 if rows == 1 else 16}_ranks{8 if ranks <= 8 else 16}"),
         num_blocks=blocks,
         activation_bytes_per_block=row_bytes // blocks,
         sent_bytes_per_peer=row_bytes,
@@ -73,13 +88,18 @@ def conv_update(weights: Sequence[Weight], *, rows: int, conv_state_bytes: int, 
         Read(region="", num_bytes=conv_weight_bytes),
     )
     return small(
-        num_blocks=-(-conv_state_bytes // 3072) * rows, addresses=1, reads=reads, written_bytes=rows * conv_state_bytes
+        block=_built("conv_update_heads6"),
+        num_blocks=-(-conv_state_bytes // 3072) * rows,
+        addresses=1,
+        reads=reads,
+        written_bytes=rows * conv_state_bytes,
     )
 
 
 def recurrent_update(weights: Sequence[Weight], *, rows: int, heads: int, state_bytes: int) -> Work:
     """Delta rule with gates inside; four blocks a head, each 32 value columns."""
     return small(
+        block=_built("recurrent_update_heads6_fp32_logits_fp32"),
         num_blocks=4 * heads * rows,
         addresses=1,  # state slot
         reads=(Read(region="", num_bytes=rows * state_bytes, kind=ReadKind.KV_STATE),),
@@ -91,52 +111,83 @@ def recurrent_update(weights: Sequence[Weight], *, rows: int, heads: int, state_
 
 def gated_norm(weights: Sequence[Weight], *, rows: int, heads: int, head_dim: int) -> Work:
     """Per-head RMSNorm times the sigmoid of the output gate."""
-    return small(num_blocks=rows * heads, activation_bytes_per_block=2 * head_dim * BF16_BYTES, reductions=1)
+    return small(
+        block=_built("gated_norm_heads6"),
+        num_blocks=rows * heads,
+        activation_bytes_per_block=2 * head_dim * BF16_BYTES,
+        reductions=1,
+    )
 
 
 def norm(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """RMSNorm of ``[rows, width]``, one block a row."""
     parameters = Read(region="", num_bytes=width * BF16_BYTES)
-    return small(num_blocks=rows, activation_bytes_per_block=width * BF16_BYTES, reads=(parameters,), reductions=1)
+    return small(
+        block=_built("norm_7168" if width > 2048 else "norm_1536_512"),
+        num_blocks=rows,
+        activation_bytes_per_block=width * BF16_BYTES,
+        reads=(parameters,),
+        reductions=1,
+    )
 
 
 def elementwise(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """One load and one store an element: SiTU, the sigmoid gate, a copy out of the receive buffer."""
-    return small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=2 * 2048 * BF16_BYTES)
+    return small(
+        block=_built("situ"), num_blocks=-(-rows * width // 2048), activation_bytes_per_block=2 * 2048 * BF16_BYTES
+    )
 
 
 def query_and_cache(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int) -> Work:
     """Builds and quantises the query and inserts the new row into the paged cache."""
     return small(
-        num_blocks=rows * heads, loads=2, activation_bytes_per_block=2 * 576, written_bytes=rows * kv_row_bytes
+        block=_built("query_and_cache_heads6_fp8"),
+        num_blocks=rows * heads,
+        loads=2,
+        activation_bytes_per_block=2 * 576,
+        written_bytes=rows * kv_row_bytes,
     )
 
 
 def sample(weights: Sequence[Weight], *, rows: int, ranks: int) -> Work:
     """Draws the token from every rank's candidates: one block a row, a selection and a prefix sum."""
-    return small(num_blocks=rows, activation_bytes_per_block=ranks * 64 * 8, reductions=8 + 2, selection_rounds=8)
+    return small(
+        block=_built("sample_greedy_ranks16"),
+        num_blocks=rows,
+        activation_bytes_per_block=ranks * 64 * 8,
+        reductions=8 + 2,
+        selection_rounds=8,
+    )
 
 
 def advance(weights: Sequence[Weight], *, rows: int) -> Work:
     """The counters of the next step: one block, a thread a row. Length and slot together, then the page."""
-    return small(num_blocks=1, loads=2)
+    return small(block=_built("advance"), num_blocks=1, loads=2)
 
 
 def copy(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """A row kept aside: one load and one store an element."""
-    return small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=2048 * BF16_BYTES)
+    return small(
+        block=PUBLIC["elementwise"], num_blocks=-(-rows * width // 2048), activation_bytes_per_block=2048 * BF16_BYTES
+    )
 
 
 def gather(weights: Sequence[Weight], *, rows: int, width: int, ranks: int) -> Work:
     """Every rank's logits (fp32) to every rank."""
     sent_bytes = rows * width // ranks * 4
-    return small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=8192, sent_bytes_per_peer=sent_bytes)
+    return small(
+        block=PUBLIC["elementwise"],
+        num_blocks=-(-rows * width // 2048),
+        activation_bytes_per_block=8192,
+        sent_bytes_per_peer=sent_bytes,
+    )
 
 
 def argmax(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """Largest of the whole vocabulary: partial maxima of many blocks, then their maximum."""
     blocks = 64 * rows
     return small(
+        block=PUBLIC["elementwise"],
         num_blocks=blocks,
         activation_bytes_per_block=4 * rows * width // blocks,
         reductions=1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from k3sim.kernels.footprints.engines import PUBLIC
 from k3sim.kernels.router_topk.cost import SELECTION_ROUNDS
 from k3sim.kernels.unfused.cost import BF16_BYTES, small
 from k3sim.kernels.work import Barrier, Pass, Read, Work
@@ -25,8 +26,10 @@ def library_all_reduce(weights: Sequence[Weight], *, rows: int, hidden: int, ran
     row_bytes = rows * hidden * BF16_BYTES
     blocks = min(ROW_BLOCKS * rows, MOST_BLOCKS)
     if FORMS[form] is not Form.ONE_SHOT:
-        return small(num_blocks=blocks, sent_bytes_per_peer=row_bytes)  # of which ``Peers`` moves slices
+        # Of the bytes that are sent ``Peers`` moves slices.
+        return small(block=PUBLIC["all_reduce"], num_blocks=blocks, sent_bytes_per_peer=row_bytes)
     return small(
+        block=PUBLIC["all_reduce"],
         num_blocks=blocks,
         activation_bytes_per_block=row_bytes // blocks,
         sent_bytes_per_peer=row_bytes,
@@ -36,20 +39,25 @@ def library_all_reduce(weights: Sequence[Weight], *, rows: int, hidden: int, ran
 
 def quantise(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """MXFP8 of ``[rows, width]``: a maximum over each 32 elements, within a warp."""
-    return small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=2048 * BF16_BYTES, reductions=1)
+    return small(
+        block=PUBLIC["elementwise"],
+        num_blocks=-(-rows * width // 2048),
+        activation_bytes_per_block=2048 * BF16_BYTES,
+        reductions=1,
+    )
 
 
 def routing(weights: Sequence[Weight], *, rows: int, experts: int) -> Work:
     """Sigmoid, bias and top-16: selection rounds, then the renormalisation. A block a row (vllm-project/vllm 50088)."""
     return small(
-        num_blocks=rows, loads=2, activation_bytes_per_block=experts * 4, reductions=SELECTION_ROUNDS + 1,
-        selection_rounds=SELECTION_ROUNDS,
+        block=PUBLIC["routing"], num_blocks=rows, loads=2, activation_bytes_per_block=experts * 4,
+        reductions=SELECTION_ROUNDS + 1, selection_rounds=SELECTION_ROUNDS,
     )  # fmt: skip
 
 
 def pack(weights: Sequence[Weight], *, rows: int) -> Work:
     """Ids and weights of the chosen experts in one word each, as TRT-LLM's routing takes them (vLLM's own launch)."""
-    return small(num_blocks=1, activation_bytes_per_block=rows * 16 * 8)
+    return small(block=PUBLIC["elementwise"], num_blocks=1, activation_bytes_per_block=rows * 16 * 8)
 
 
 def permutation(weights: Sequence[Weight], *, rows: int, experts: int, selects: int = 0) -> Work:
@@ -64,12 +72,14 @@ def permutation(weights: Sequence[Weight], *, rows: int, experts: int, selects: 
     if rows <= BLOCK_ROUTING_ROWS:
         # Cleared counters, the ids of all tokens, two levels of the scan, and the total: a barrier of the block each.
         return small(
-            num_blocks=1, loads=2 if selects else 1, activation_bytes_per_block=rows * (experts * 4 if selects else 64),
+            block=PUBLIC["permutation"], num_blocks=1, loads=2 if selects else 1,
+            activation_bytes_per_block=rows * (experts * 4 if selects else 64),
             reductions=selection + 5, selection_rounds=rounds,
         )  # fmt: skip
     sweep = Pass(num_block_reductions=1, barrier=Barrier.CLUSTER, num_barriers=1)
     return small(
-        num_blocks=8, loads=2, activation_bytes_per_block=rows * (experts * 4 // 8 if selects else 16 * 8),
+        block=PUBLIC["permutation"], num_blocks=8, loads=2,
+        activation_bytes_per_block=rows * (experts * 4 // 8 if selects else 16 * 8),
         reductions=selection + 1, selection_rounds=rounds, then=(sweep, sweep, sweep),
     )  # fmt: skip
 
@@ -79,6 +89,7 @@ def batched_gemm(weights: Sequence[Weight], *, rows: int) -> Work:
     (one,) = weights
     blocks = max(1, one.num_bytes // (16 * 1024))
     return small(
+        block=PUBLIC["elementwise"],
         num_blocks=blocks,
         activation_bytes_per_block=rows * 1024,
         reads=(Read(region=one.region, num_bytes=one.num_bytes),),
@@ -90,6 +101,7 @@ def batched_gemm(weights: Sequence[Weight], *, rows: int) -> Work:
 def query_gather(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int) -> Work:
     """Context parallel: pushes this rank's quantised heads to the ranks that hold the other tokens, and polls."""
     return small(
+        block=PUBLIC["elementwise"],
         num_blocks=rows * heads,
         activation_bytes_per_block=kv_row_bytes,
         sent_bytes_per_peer=rows * heads * kv_row_bytes,
@@ -99,4 +111,6 @@ def query_gather(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_byt
 
 def poll(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
     """Copies arrived data out of the receive buffer, which is the wait of whoever needs all of it."""
-    return small(num_blocks=-(-rows * width // 2048), activation_bytes_per_block=2048 * BF16_BYTES)
+    return small(
+        block=PUBLIC["elementwise"], num_blocks=-(-rows * width // 2048), activation_bytes_per_block=2048 * BF16_BYTES
+    )

@@ -5,7 +5,7 @@
 | bytes in flight of a block | at most ``bytes_in_flight_per_block``; early ``early_bytes_in_flight_per_block`` |
 | a ring that is filled for one tile after the other | the bytes of a tile, ``Pass.fill_bytes`` |
 | loads into registers (``Work.register_loads``) | L1 of an SM over its blocks: a load has its place there on its way |
-| early reads, which need no predecessor | at most the bytes in flight of all resident blocks |
+| early reads, which need no predecessor | at most the bytes in flight of all resident blocks, and their part |
 | first bytes | ``hbm_latency`` after they were asked for; again for a pipeline that has drained |
 | asking for early reads | bytes of an SM's blocks over ``hbm_bytes_per_s_per_sm``; a PDL trigger behind it waits |
 
@@ -89,10 +89,10 @@ class LoadPipeline:
         where they are spread evenly. None where nothing can be read early.
         """
         limit, resident = self.limit(wave, one, blocks, early=True), wave.resident_blocks if blocks is None else blocks
-        budget_bytes = resident * wave.work.bytes_in_flight_per_block
         reads = [read for read in one.reads if read.early and read.num_bytes]
         if not reads:
             return None
+        budget_bytes = resident * self.early_bytes_of_a_block(wave, one)
         asked = simpy.Event(self._env)
         wave.asking.append(asked)
         stream = Stream(
@@ -114,6 +114,11 @@ class LoadPipeline:
             asking_ps = round(each * 1e12 / self._hbm_bytes_per_s_per_sm)
         self._env.start(self._read_early(stream, pieces, limit, on_the_way, asking_ps))
         return stream
+
+    def early_bytes_of_a_block(self, wave: Wave, one: Pass) -> int:
+        """What a block reads of a pass before its wait: its own part, as far as the load pipeline holds it."""
+        part = -(-sum(read.num_bytes for read in one.reads if read.early) // wave.num_blocks)
+        return min(wave.work.bytes_in_flight_per_block, part)
 
     def _read_early(self, stream: Stream, pieces: Pieces, limit: StreamLimit, on_the_way: int, asking_ps: int) -> Steps:
         """Bring in what is asked for early: all but the last ``on_the_way`` bytes, then these.

@@ -1,4 +1,4 @@
-"""What the blocks of one kernel hold: of the whole chip (``Footprint``), or SM by SM (``Placement``).
+"""What the blocks of one kernel hold, SM by SM.
 
 SMs are told apart by their numbers alone, which decide where a block starts when several are equally empty. A set of
 SMs is an int whose bit ``i`` is SM ``i``: the sets of a kernel are few, and to join or divide them takes one operation.
@@ -39,24 +39,15 @@ def lowest(sms: SmSet, count: int) -> SmSet:
     return sms & ~left
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """One wave of a kernel: its resident blocks and what they hold of the whole chip."""
-
-    blocks: int
-    smem_bytes: int
-    threads: int
-    registers: int = 0
-
-
 @dataclass(eq=False)
 class Placement:
-    """``num_pending`` blocks wait for SMs; ``all_resident`` fires when the last of them has become resident.
+    """Of a wave of ``num_blocks`` ``num_pending`` wait for SMs; ``all_resident`` fires when the last is resident.
 
     The value of both events is the kernel that made room, -1 where nobody had to.
     """
 
     request: BlockRequest
+    num_blocks: int
     num_pending: int
     all_resident: simpy.Event
     first_resident: simpy.Event

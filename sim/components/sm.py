@@ -7,6 +7,7 @@ A block becomes resident where all of these hold (CUDA C++ Programming Guide, co
 | shared memory of the blocks | the carve-out, one of ``CARVE_OUTS`` |
 | threads of the blocks | ``threads_per_sm`` of the machine |
 | registers of the warps in each of four partitions | 64 K / 4 |
+| blocks | 32 |
 | carve-out of a further kernel that requests its own | what the first block set, until the SM is idle |
 
 Registers lie in four partitions of an SM, and the warps of a block are spread evenly over them (H200): of 13 warps with
@@ -30,7 +31,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from k3sim.kernels.work import Work
+from k3sim.kernels.work import BLOCK_SLOTS, Work
 
 # Shared memory that an SM can be set to. The first block on an idle SM sets it, and it stays until the SM is idle.
 CARVE_OUTS = tuple(1024 * one for one in (8, 16, 32, 64, 100, 132, 164, 196, 228))
@@ -84,7 +85,7 @@ class Sm(NamedTuple):
 
     def registers_for(self, block: BlockResources) -> Registers | None:
         """Registers of each partition that a block would hold, or None where it does not fit."""
-        if block.smem_bytes > self.smem_bytes or block.threads > self.threads:
+        if block.smem_bytes > self.smem_bytes or block.threads > self.threads or self.blocks >= BLOCK_SLOTS:
             return None
         each, more = divmod(block.warps, NUM_PARTITIONS)
         wanted = [each * block.registers_per_warp] * NUM_PARTITIONS
@@ -158,11 +159,14 @@ def started(sm: Sm, request: BlockRequest, own_blocks: int) -> tuple[Sm, Registe
     return (carved, None) if registers is None else (carved.with_block(request.block, registers), registers)
 
 
-def most_blocks_by_registers(work: Work) -> int:
-    """Blocks whose registers an empty SM holds, at most the kernel's own limit."""
-    if not work.registers_per_thread:
-        return work.max_blocks_per_sm
-    return min(work.max_blocks_per_sm, _blocks_by_registers(warps_of(work), WARP * work.registers_per_thread))
+def most_blocks(work: Work, smem_bytes: int, threads: int) -> int:
+    """Blocks of a kernel on an SM of its own with so much shared memory and so many threads."""
+    return min(
+        work.max_blocks_per_sm,
+        threads // work.threads_per_block,
+        smem_bytes // max(1, work.smem_bytes_per_block),
+        _blocks_by_registers(warps_of(work), WARP * work.registers_per_thread),
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -184,11 +188,5 @@ def requested_carve_out(work: Work, smem_per_sm: int, threads_per_sm: int) -> in
     if work.carve_out_percent is not None:
         wanted = max(smem_bytes, smem_per_sm * work.carve_out_percent // 100)
     else:
-        most = min(
-            work.max_blocks_per_sm,
-            smem_per_sm // max(1, smem_bytes),
-            threads_per_sm // work.threads_per_block,
-            most_blocks_by_registers(work),
-        )
-        wanted = max(1, most) * smem_bytes
+        wanted = max(1, most_blocks(work, smem_per_sm, threads_per_sm)) * smem_bytes
     return next((one for one in CARVE_OUTS if wanted <= one <= smem_per_sm), smem_per_sm)

@@ -18,6 +18,8 @@ bounds, not the flops.
 
 from __future__ import annotations
 
+from math import ceil
+
 from k3sim.kernels.work import Pass, Unit, Work
 from k3sim.sim.components.wave import Wave
 from k3sim.sim.machine import Machine
@@ -25,6 +27,7 @@ from k3sim.sim.units import picoseconds
 
 SCHEDULERS = 4  # of an SM: each issues an instruction of one warp a clock
 SMEM_BYTES_PER_CLOCK = 128
+UNEVEN = 0.1  # of a slot: what the mean block may have more than whole slots, where blocks have unequal shares
 
 
 class SmTiming:
@@ -88,9 +91,13 @@ class SmTiming:
 
 
 def last_slot_share(work: Work, one: Pass) -> float:
-    """Share of a pass's arithmetic that comes after its last bytes: that of one slot of each block's ring."""
+    """Share of a pass's arithmetic that comes after its last bytes: that of one slot of each block's ring.
+
+    A pass fills whole slots, which are equal: what a block reads of it, over the most that a slot holds, rounded up.
+    """
     num_bytes = sum(read.num_bytes for read in one.reads)
     if not work.ring_slots or not num_bytes:
         return 0.0
     slot_bytes = work.bytes_in_flight_per_block / work.ring_slots
-    return min(1.0, slot_bytes * (one.num_blocks or work.num_blocks) / num_bytes)
+    slots = num_bytes / (one.num_blocks or work.num_blocks) / slot_bytes
+    return 1.0 / max(1, ceil(slots - UNEVEN))

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from k3sim.kernels.costs import work_of
-from k3sim.kernels.work import ReadKind, Work
+from k3sim.kernels.work import THREADS_PER_SM, ReadKind, Work
 from k3sim.model.program import Call, Program
 from k3sim.sim.timeline.timeline import PS_PER_US, KernelRun, Phase, Span, Timeline
 
@@ -79,7 +79,8 @@ def _early_bytes(work: Work, num_sms: int) -> int:
     first = next((one for one in work.passes if one.reads), None)
     if first is None:
         return 0
-    resident_blocks = min(work.num_blocks, num_sms * work.max_blocks_per_sm)
+    most_on_an_sm = min(work.max_blocks_per_sm, THREADS_PER_SM // work.threads_per_block)
+    resident_blocks = min(work.num_blocks, num_sms * most_on_an_sm)
     early = sum(read.num_bytes for read in first.reads if read.early)
     return min(early, resident_blocks * work.bytes_in_flight_per_block)
 

@@ -478,7 +478,11 @@ def test_counts_are_such_as_a_gpu_can_run() -> None:
         assert work.threads_per_block % 32 == 0 and 32 <= work.threads_per_block <= 1024, operator
         assert 0 <= work.smem_bytes_per_block <= 227 * 1024, operator
         assert work.bytes_in_flight_per_block > 0 and work.max_blocks_per_sm >= 1, operator
-        assert work.max_blocks_per_sm * work.threads_per_block <= 2048, operator
+        known = (work.registers_per_thread, work.registers_per_thread)
+        low, high = known if work.unpublished is None else work.unpublished.registers
+        assert 8 <= low <= work.registers_per_thread <= high <= 255, operator
+        warps_of_a_partition = -(-work.threads_per_block // 128)
+        assert high * 32 * warps_of_a_partition <= 65_536 // 4 and work.registers_per_thread % 8 == 0, operator
         for one in work.passes:
             assert 0 <= one.num_blocks <= work.num_blocks, operator
             assert (one.num_barriers > 0) == (one.barrier is not Barrier.NONE), operator

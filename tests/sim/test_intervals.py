@@ -113,19 +113,26 @@ def right_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("right_kernels")
 def test_a_machine_known_exactly_gives_no_interval() -> None:
-    asked = question(exact(H200))
+    """Of the project's kernels, whose footprints are known; those of public ones open an interval of their own."""
+    asked = dataclasses.replace(question(exact(H200)), path=find_path("fused", kernel_set="own"))
     step_us = predict(asked).step_us
     assert interval_of(asked, num_draws=2) == (step_us, step_us)
 
 
 @pytest.mark.usefixtures("right_kernels")
+def test_unpublished_footprints_open_an_interval() -> None:
+    low, high = interval_of(question(exact(H200)), num_draws=4)
+    assert high > 1.01 * low
+
+
+@pytest.mark.usefixtures("right_kernels")
 def test_the_interval_is_that_of_its_parts() -> None:
-    """Every one of the stock path's kernel boundaries has a release: half a microsecond more is found in each."""
-    asked = question(exact(H200, grid_completion_s=9e-7), "stock")
+    """Every one of the stock path's kernel boundaries has a release: what it may take longer is found in each."""
+    asked = question(exact(H200, grid_completion_s=12e-7), "stock")
     step_us = predict(asked).step_us
     low, high = interval_of(asked, num_draws=12)
     assert low == step_us  # nothing can be faster
-    slowest = predict(question(dataclasses.replace(H200, grid_completion_s=9e-7), "stock")).step_us
+    slowest = predict(question(dataclasses.replace(H200, grid_completion_s=12e-7), "stock")).step_us
     assert high == pytest.approx(slowest, rel=0.03)
     assert high > 1.03 * step_us
 

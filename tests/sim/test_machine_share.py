@@ -33,7 +33,7 @@ def test_shares_add_up_to_the_step(asked: dict[str, str]) -> None:
      "hbm_latency_s", "block_reduction_s"],
 )  # fmt: skip
 def test_a_latency_share_is_what_less_saves(fused: Prediction, name: str) -> None:
-    question, less = fused.question, 0.05
+    question, less = fused.question, 0.01  # further on, other kernels come to share HBM at one time
     machine = replace(question.machine, **{name: (1 - less) * getattr(question.machine, name)})
 
     saved_us = (fused.step_us - predict(replace(question, machine=machine)).step_us) / less

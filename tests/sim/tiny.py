@@ -69,6 +69,7 @@ def work(*passes: Pass, **footprint: Any) -> Work:
         "smem_bytes_per_block": 100,
         "bytes_in_flight_per_block": 1000,
         "max_blocks_per_sm": 8,
+        "registers_per_thread": 8,
     }
     return Work(**{**shape, **footprint}, passes=passes)
 
@@ -119,7 +120,7 @@ def simulate(
     **how: Any,
 ) -> Timeline:
     """Run ``calls`` whose operators are the keys of ``works``, and of ``codes`` where their machine code counts."""
-    monkeypatch.setattr(engine, "work_of", lambda operator, weights, shape: works[operator])
+    monkeypatch.setattr(engine, "work_of", lambda operator, weights, shape, draw: works[operator])
     if codes is not None:
         monkeypatch.setattr(instruction_cache, "code_of", lambda operator: codes[operator])
     path = find_path("stock", kernel_set="public" if codes is None else "own")

@@ -13,7 +13,8 @@ from tiny import TINY, call, reads, simulate, stream, work
 from k3sim.errors import UserError
 from k3sim.kernels.work import Pass
 from k3sim.sim.components.occupancy import Occupancy
-from k3sim.sim.components.placement import Footprint, Placement, num_blocks
+from k3sim.sim.components.placement import Placement, num_blocks
+from k3sim.sim.components.sm import Sm
 
 NOTHING = Pass()
 
@@ -27,17 +28,18 @@ def occupancy() -> tuple[simpy.Environment, Occupancy]:
     ("shape", "blocks"),
     [
         ({"num_blocks": 7}, 7),
-        ({"num_blocks": 1000}, 80),  # registers allow eight on each of ten SMs
+        ({"num_blocks": 1000}, 80),  # its own limit allows eight on each of ten SMs
         ({"num_blocks": 1000, "threads_per_block": 300}, 30),  # 1000 threads an SM
         ({"num_blocks": 1000, "smem_bytes_per_block": 400}, 20),  # 1000 bytes an SM
         ({"num_blocks": 1000, "smem_bytes_per_block": 0}, 80),
+        ({"num_blocks": 1000, "registers_per_thread": 128}, 40),  # a warp of each in one partition of 16 K
+        ({"num_blocks": 1000, "threads_per_block": 8, "smem_bytes_per_block": 0, "max_blocks_per_sm": 99}, 320),
     ],
 )
-def test_a_kernel_holds_one_full_wave(shape: dict[str, int], blocks: int) -> None:
+def test_a_full_wave_is_what_the_chip_takes(shape: dict[str, int], blocks: int) -> None:
     one = work(NOTHING, **shape)
-    assert occupancy()[1].footprint(one) == Footprint(
-        blocks, blocks * one.smem_bytes_per_block, blocks * one.threads_per_block
-    )
+    assert occupancy()[1].full_wave(one) == blocks
+    assert occupancy()[1].place(one).all_resident.triggered
 
 
 @pytest.mark.parametrize(
@@ -49,7 +51,7 @@ def test_a_kernel_holds_one_full_wave(shape: dict[str, int], blocks: int) -> Non
 )
 def test_a_block_beyond_an_sm_is_refused(shape: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        occupancy()[1].footprint(work(NOTHING, num_blocks=1, **shape))
+        occupancy()[1].place(work(NOTHING, num_blocks=1, **shape))
 
 
 def test_a_refusal_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,58 +60,61 @@ def test_a_refusal_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
         simulate(monkeypatch, {"a": stream(1)}, [call(0, "a")], machine, num_ranks=1)
 
 
-def test_threads_and_shared_memory_are_both_limits() -> None:
+@pytest.mark.parametrize(
+    ("one", "other", "fits"),
+    [
+        ({"smem_bytes_per_block": 900}, {"smem_bytes_per_block": 100}, True),
+        ({"smem_bytes_per_block": 900}, {"smem_bytes_per_block": 101}, False),
+        ({"threads_per_block": 800, "smem_bytes_per_block": 0}, {"threads_per_block": 200}, True),
+        ({"threads_per_block": 800, "smem_bytes_per_block": 0}, {"threads_per_block": 201}, False),
+    ],
+)
+def test_threads_and_shared_memory_are_both_limits(one: dict[str, int], other: dict[str, int], fits: bool) -> None:
     _, sms = occupancy()
-    assert sms.acquire(Footprint(10, 9000, 2000)) is None
-    assert sms.acquire(Footprint(10, 2000, 100)) is not None
-    _, sms = occupancy()
-    assert sms.acquire(Footprint(10, 100, 9000)) is None
-    assert sms.acquire(Footprint(10, 100, 2000)) is not None
-    assert sms.acquire(Footprint(10, 9900, 1000)) is None
+    sms.place(work(NOTHING, **one))
+    assert sms.place(work(NOTHING, **other)).all_resident.triggered is fits
 
 
-def test_the_longest_waiting_that_fits_comes_first() -> None:
-    env, sms = occupancy()
-    large, small = Footprint(10, 8000, 10), Footprint(1, 3000, 10)
-    assert sms.acquire(Footprint(10, 9000, 10)) is None
-    waiting = [sms.acquire(one) for one in (large, small, small)]
-    assert all(one is not None and not one.triggered for one in waiting)
-    sms.release(Footprint(10, 3000, 0), by=41)  # 4000 are free: the first small one passes the large one
-    env.run()
-    assert [one is not None and one.triggered for one in waiting] == [False, True, False]
-    assert waiting[1] is not None and waiting[1].value == 41
-    sms.release(Footprint(10, 6000, 10), by=42)  # 7000 are free, still too few for the large one
-    sms.release(small, by=43)
-    env.run()
-    assert [one is not None and one.triggered for one in waiting] == [False, True, True]
-    sms.release(small, by=44)
-    env.run()
-    assert waiting[0] is not None and waiting[0].value == 44
+def test_who_waits_learns_who_made_room() -> None:
+    _, sms = occupancy()
+    full = work(NOTHING, smem_bytes_per_block=1000)
+    first, second = sms.place(full), sms.place(full)
+    assert first.all_resident.value == -1 and not second.first_resident.triggered
+    sms.release_all(first, by=41)
+    assert second.first_resident.value == second.all_resident.value == 41
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 50)), max_size=30))
-def test_what_is_allocated_is_released(kernels: list[tuple[int, int, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 1000), st.integers(1, 1000), st.integers(1, 8), st.integers(1, 40), st.integers(1, 50)
+        ),
+        max_size=30,
+    )
+)
+def test_what_is_allocated_is_released(kernels: list[tuple[int, int, int, int, int]]) -> None:
+    """Whatever comes together, every kernel gets its wave, no SM holds more than it has, and all is free at the end."""
     env, sms = occupancy()
-    held = []
+    ended = []
 
-    def one(smem: int, threads: int, duration: int):  # type: ignore[no-untyped-def]
-        wanted = Footprint(1, smem, threads)
-        granted = sms.acquire(wanted)
-        if granted is not None:
-            yield granted
-        held.append(wanted)
-        assert sum(every.smem_bytes for every in held) <= 10_000
-        assert sum(every.threads for every in held) <= 10_000
+    def one(index: int, smem: int, threads: int, registers: int, blocks: int, duration: int):  # type: ignore[no-untyped-def]
+        placement = sms.place(
+            work(NOTHING, smem_bytes_per_block=smem, threads_per_block=threads, registers_per_thread=8 * registers,
+                 num_blocks=blocks)
+        )  # fmt: skip
+        if not placement.all_resident.triggered:
+            yield placement.all_resident
+        assert all(min(sm.smem_bytes, sm.threads, *sm.partitions) >= 0 for sm in sms.sms.states_of(-1))
         yield env.timeout(duration)
-        held.remove(wanted)
-        sms.release(wanted, by=0)
+        sms.release_all(placement, by=index)
+        ended.append(index)
 
-    for smem, threads, duration in kernels:
-        env.process(one(smem, threads, duration))
+    for index, kernel in enumerate(kernels):
+        env.process(one(index, *kernel))
     env.run()
-    assert held == []
-    assert sms.acquire(Footprint(1, 10_000, 10_000)) is None
+    assert len(ended) == len(kernels)
+    assert list(sms.sms.states_of(-1)) == [Sm.idle(1000, 1000)]
 
 
 def test_two_kernels_in_turn_on_a_full_chip(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +130,7 @@ HOPPER = replace(
 
 def placed(sms: Occupancy, **shape: int) -> Placement:
     one = replace(work(NOTHING, max_blocks_per_sm=8, carve_out_percent=None), **shape)
-    return sms.place(one, sms.footprint(one))
+    return sms.place(one)
 
 
 def test_a_block_waits_for_a_larger_carve_out() -> None:
@@ -170,7 +175,7 @@ def test_a_kernel_alone_is_wholly_resident() -> None:
 def test_the_largest_carve_out_leaves_the_rest() -> None:
     sms = Occupancy(simpy.Environment(), HOPPER)
     small = work(NOTHING, num_blocks=4, threads_per_block=128, registers_per_thread=64, smem_bytes_per_block=2048)
-    sms.place(small, sms.footprint(small))
+    sms.place(small)
     large = placed(sms, num_blocks=4, threads_per_block=448, registers_per_thread=48, smem_bytes_per_block=200 * 1024)
     assert large.all_resident.triggered
 
@@ -230,7 +235,7 @@ def test_released_shared_memory_need_not_be_contiguous() -> None:
 
         def place(kib: int, sms: Occupancy = sms, shape: dict[str, int] = shape) -> Placement:
             one = replace(work(NOTHING, max_blocks_per_sm=1), smem_bytes_per_block=1024 * kib, **shape)
-            return sms.place(one, sms.footprint(one))
+            return sms.place(one)
 
         short = place(first)
         assert place(second).all_resident.triggered
@@ -262,9 +267,9 @@ def test_a_requested_carve_out_keeps_blocks_out() -> None:
         sms = Occupancy(simpy.Environment(), HOPPER)
         shape = {"num_blocks": 4, "threads_per_block": 256, "registers_per_thread": 32, "max_blocks_per_sm": 1}
         one = replace(work(NOTHING), smem_bytes_per_block=8 * 1024, carve_out_percent=60, **shape)
-        sms.place(one, sms.footprint(one))
+        sms.place(one)
         other = replace(work(NOTHING), smem_bytes_per_block=1024 * kib, **shape)
-        assert sms.place(other, sms.footprint(other)).all_resident.triggered is beside, kib
+        assert sms.place(other).all_resident.triggered is beside, kib
 
 
 def test_a_pending_block_inherits_the_carve_out() -> None:
@@ -278,7 +283,7 @@ def test_a_pending_block_inherits_the_carve_out() -> None:
             work(NOTHING), num_blocks=blocks, threads_per_block=threads, smem_bytes_per_block=1024 * kib,
             max_blocks_per_sm=per_sm, registers_per_thread=16, carve_out_percent=request,
         )  # fmt: skip
-        return sms.place(one, sms.footprint(one))
+        return sms.place(one)
 
     for waits in (True, False):
         sms = Occupancy(simpy.Environment(), HOPPER)
@@ -301,8 +306,8 @@ def test_an_unfitting_pending_block_divides_anew() -> None:
     shape = {"num_blocks": 4, "threads_per_block": 256, "registers_per_thread": 32, "max_blocks_per_sm": 1}
     before = replace(work(NOTHING), smem_bytes_per_block=4096, carve_out_percent=60, **shape)
     large = replace(work(NOTHING), smem_bytes_per_block=200 * 1024, **shape)
-    first = sms.place(before, sms.footprint(before))
-    second = sms.place(large, sms.footprint(large))
+    first = sms.place(before)
+    second = sms.place(large)
     assert not second.first_resident.triggered
     sms.release_all(first)
     assert second.all_resident.triggered
@@ -314,9 +319,17 @@ def test_more_l1_waits_for_an_idle_sm() -> None:
     shape = {"num_blocks": 4, "threads_per_block": 128, "registers_per_thread": 32, "max_blocks_per_sm": 1}
     shared = replace(work(NOTHING), smem_bytes_per_block=64 * 1024, **shape)
     cached = replace(work(NOTHING), smem_bytes_per_block=4096, carve_out_percent=60, **shape)
-    first = sms.place(shared, sms.footprint(shared))
-    second = sms.place(cached, sms.footprint(cached))
+    first = sms.place(shared)
+    second = sms.place(cached)
     assert not second.first_resident.triggered
     sms.release_all(first)
     assert second.all_resident.triggered
-    assert sms.l1_bytes(cached, second) == 92 * 1024
+
+
+def test_a_prefetch_leaves_room_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fills the chip; what follows on another stream starts when it has gone, and so does the next prefetch."""
+    fetch = work(Pass(reads=(reads(1000),)), smem_bytes_per_block=1000, prefetches=True)
+    kernel = work(Pass(reads=(reads(1000),)), smem_bytes_per_block=1000)
+    calls = [call(0, "f"), call(1, "k", stream="aux"), call(2, "f"), call(3, "k", stream="aux")]
+    timeline = simulate(monkeypatch, {"f": fetch, "k": kernel}, calls, num_ranks=1)
+    assert all(run.end_ps > 0 for run in timeline.kernels)

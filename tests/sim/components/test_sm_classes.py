@@ -71,7 +71,7 @@ def test_classes_place_blocks_like_single_sms(kernels: list[tuple[BlockRequest, 
             number, gone = running.pop((ended - 1) % len(running))
             single.release(number, gone.request)
             classes.release_all(gone)
-        placement = Placement(request, num_pending, simpy.Event(env), simpy.Event(env))
+        placement = Placement(request, num_pending, num_pending, simpy.Event(env), simpy.Event(env))
         classes.admit(placement)
         assert placement.num_pending == single.admit(kernel, request, num_pending)
         running.append((kernel, placement))
@@ -86,7 +86,7 @@ def test_a_wave_that_ends_leaves_the_others() -> None:
     """Two blocks on each of seven SMs and a third on two: the first round leaves."""
     request = BlockRequest(BlockResources(28 * KIB, 128, 4, 1024), 228 * KIB, False, False)
     classes, env = SmClasses(NUM_SMS, IDLE), simpy.Environment()
-    placement = Placement(request, 16, simpy.Event(env), simpy.Event(env))
+    placement = Placement(request, 16, 16, simpy.Event(env), simpy.Event(env))
     first, *others = classes.admit(placement)
     assert placement.num_on_sms() == [(2, 0b1111100), (3, 0b0000011)]
     classes.release_blocks(placement, [first])
