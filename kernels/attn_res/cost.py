@@ -32,7 +32,7 @@ def _row_cluster(
     return Work(
         num_blocks=ROW_BLOCKS * rows,
         threads_per_block=224,
-        smem_bytes_per_block=8 * 1024,
+        smem_bytes_per_block=footprint("attn_res", form).smem_bytes,
         # Parameters and snapshots, all asked for at once.
         bytes_in_flight_per_block=(num_snapshots + 3) * row_bytes // ROW_BLOCKS,
         max_blocks_per_sm=4,
@@ -79,6 +79,6 @@ def snapshot_part(weights: Sequence[Weight], *, rows: int, hidden: int, sources:
 
 
 CODE: Mapping[str, MachineCode] = {
-    "combine": built_code("attn_res", COMBINE, serial_instructions=780),
-    "snapshot_part": built_code("attn_res", SNAPSHOT_PART, serial_instructions=300),
+    "combine": built_code("attn_res", COMBINE),
+    "snapshot_part": built_code("attn_res", SNAPSHOT_PART),
 }

@@ -24,16 +24,18 @@ MAX_BLOCKS = 128  # a persistent launch that fits every machine listed; further 
 def gate_up(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int) -> Work:
     """First product of ``expert_gemv`` as a launch of its own: 128 blocks, each an eighth of one expert."""
     (w13,) = weights
-    return _own_launch(w13, MAX_BLOCKS, rows, top_k, distinct_milli)
+    return _own_launch(w13, MAX_BLOCKS, "gate_up", rows, top_k, distinct_milli)
 
 
 def down(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int) -> Work:
     """Second product with the weighted sum: 112 blocks, each 32 outputs over all experts."""
     (w2,) = weights
-    return _own_launch(w2, OWN_DOWN_BLOCKS, rows, top_k, distinct_milli)
+    return _own_launch(w2, OWN_DOWN_BLOCKS, "down", rows, top_k, distinct_milli)
 
 
-def _own_launch(weight: Weight, num_blocks: int, rows: int, top_k: int, distinct_milli: int) -> Work:
+def _own_launch(
+    weight: Weight, num_blocks: int, part: str, rows: int, top_k: int, distinct_milli: int
+) -> Work:
     """Ids, then weights: nothing is read before the wait. Row by row, each ending with a barrier of the warps."""
     num_bytes = round(weight.num_bytes * top_k * 1000 / distinct_milli)
     passes = tuple(
@@ -47,14 +49,15 @@ def _own_launch(weight: Weight, num_blocks: int, rows: int, top_k: int, distinct
         )
         for row in range(rows)
     )
+    built = footprint("expert_gemv", f"width192_{part}")
     return Work(
         num_blocks=num_blocks,
-        threads_per_block=544,
-        smem_bytes_per_block=OWN_RING_BYTES,
+        threads_per_block=built.threads,
+        smem_bytes_per_block=built.smem_bytes,
         bytes_in_flight_per_block=OWN_RING_BYTES,
         ring_slots=OWN_RING_SLOTS,
         max_blocks_per_sm=1,
-        registers_per_thread=80,
+        registers_per_thread=built.allocated_registers,
         deep_prefetch=True,
         passes=passes,
     )
@@ -84,16 +87,15 @@ def persistent(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_mil
                     num_block_reductions=1,
                 )
             )
+    built = footprint("expert_gemv", "width192_bf16" if width <= 192 else "width384_bf16")
     return Work(
         num_blocks=MAX_BLOCKS,
-        threads_per_block=544,
-        smem_bytes_per_block=OWN_RING_BYTES + 8 * 1024,
+        threads_per_block=built.threads,
+        smem_bytes_per_block=built.smem_bytes,
         bytes_in_flight_per_block=OWN_RING_BYTES,
         ring_slots=OWN_RING_SLOTS,
         max_blocks_per_sm=1,
-        registers_per_thread=footprint(
-            "expert_gemv", "width192_bf16" if width <= 192 else "width384_bf16"
-        ).allocated_registers,
+        registers_per_thread=built.allocated_registers,
         co_resident=True,
         deep_prefetch=True,
         passes=tuple(passes),
@@ -110,8 +112,8 @@ def persistent_push(
 
 
 CODE: Mapping[str, MachineCode] = {
-    "down": built_code("expert_gemv", "width192_down", serial_instructions=150),
-    "gate_up": built_code("expert_gemv", "width192_gate_up", serial_instructions=220),
-    "persistent": built_code("expert_gemv", "width192_bf16", serial_instructions=300),
-    "persistent_push": built_code("expert_gemv", "width192_push16", serial_instructions=300),
+    "down": built_code("expert_gemv", "width192_down"),
+    "gate_up": built_code("expert_gemv", "width192_gate_up"),
+    "persistent": built_code("expert_gemv", "width192_bf16"),
+    "persistent_push": built_code("expert_gemv", "width192_push16"),
 }

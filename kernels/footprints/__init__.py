@@ -91,6 +91,14 @@ def footprint(operator: str, form: str) -> Footprint:
     return footprints()[operator, form]
 
 
-def built_code(operator: str, form: str, *, serial_instructions: int = 0) -> MachineCode:
-    """Machine code of a form, its size as built."""
-    return MachineCode(num_bytes=footprint(operator, form).code_bytes, serial_instructions=serial_instructions)
+def built_code(operator: str, form: str, *, half_the_ranks: str = "") -> MachineCode:
+    """Machine code of a form, as built.
+
+    ``half_the_ranks``: the same form for half as many ranks, of a kernel that polls a slot a rank. What grows with the
+    ranks is then left out, in proportion: it is part of the exchange's visibility.
+    """
+    built = footprint(operator, form)
+    serial_instructions = built.serial_instructions
+    if half_the_ranks:
+        serial_instructions = max(0, 2 * footprint(operator, half_the_ranks).serial_instructions - serial_instructions)
+    return MachineCode(num_bytes=built.code_bytes, serial_instructions=serial_instructions)

@@ -36,15 +36,14 @@ def cluster(
     heads_of_all_rows = rows * heads
     blocks_per_head = 4 if heads_of_all_rows <= FOUR_BLOCKS_MAX else 2 if heads_of_all_rows <= TWO_BLOCKS_MAX else 1
     streams = blocks_per_head == 1
+    built = footprint("kda_decode", f"heads6_fp32_{'stream' if streams else f'cluster{blocks_per_head}'}")
     return Work(
         num_blocks=blocks_per_head * heads_of_all_rows,
-        threads_per_block=128 if blocks_per_head == 4 else 256,
-        smem_bytes_per_block=192 * 1024 if streams else 16 * 1024,
+        threads_per_block=built.threads,
+        smem_bytes_per_block=built.smem_bytes,
         bytes_in_flight_per_block=192 * 1024 if streams else state_bytes // heads // blocks_per_head + 8 * 1024,
         max_blocks_per_sm=1 if streams else 2,
-        registers_per_thread=footprint(
-            "kda_decode", f"heads6_fp32_{'stream' if streams else f'cluster{blocks_per_head}'}"
-        ).allocated_registers,
+        registers_per_thread=built.allocated_registers,
         passes=(
             Pass(
                 num_dependent_loads=1,
@@ -67,5 +66,5 @@ def cluster(
 
 
 CODE: Mapping[str, MachineCode] = {
-    "cluster": built_code("kda_decode", "heads6_fp32_cluster4", serial_instructions=440),
+    "cluster": built_code("kda_decode", "heads6_fp32_cluster4"),
 }

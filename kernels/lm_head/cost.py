@@ -20,5 +20,5 @@ def select(weights: Sequence[Weight], *, rows: int) -> Work:
 
 
 CODE: Mapping[str, MachineCode] = {
-    "select": built_code("lm_head", "top64_of_10240", serial_instructions=1620),
+    "select": built_code("lm_head", "top64_of_10240"),
 }

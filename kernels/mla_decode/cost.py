@@ -66,13 +66,14 @@ def _clusters(*, rows: int, heads: int, context: int, kv_row_bytes: int, kv_lora
         activation_bytes_per_block=clusters * HEAD_TILE * (kv_lora_rank // CLUSTER + 2) * 4,
         num_block_reductions=1,
     )
+    built = footprint("mla_decode", "heads6_fp8" if kv_row_bytes <= 576 else "heads6_bf16")
     return Work(
         num_blocks=num_blocks,
-        threads_per_block=384,
-        smem_bytes_per_block=200 * 1024,
+        threads_per_block=built.threads,
+        smem_bytes_per_block=built.smem_bytes,
         bytes_in_flight_per_block=(4 if kv_row_bytes <= 576 else 2) * PAGE_TOKENS * kv_row_bytes,
         max_blocks_per_sm=1,
-        registers_per_thread=footprint("mla_decode", "heads6_fp8").allocated_registers,
+        registers_per_thread=built.allocated_registers,
         deep_prefetch=True,
         passes=(attend, add_up, merge) if merges else (attend, add_up),
     )
@@ -100,13 +101,14 @@ def lift_gate(weights: Sequence[Weight], *, rows: int, kv_lora_rank: int) -> Wor
     """W_UV and the sigmoid gate behind the attention, a launch of its own: eight values of a head a block."""
     (one,) = weights
     num_values = one.num_outputs
+    built = footprint("mla_decode", f"lift_heads6_rows{8 if rows <= 8 else 16}")
     return Work(
         num_blocks=num_values // 8,
-        threads_per_block=128,
-        smem_bytes_per_block=1024,
+        threads_per_block=built.threads,
+        smem_bytes_per_block=built.smem_bytes,
         bytes_in_flight_per_block=8 * kv_lora_rank * 2,
         max_blocks_per_sm=8,
-        registers_per_thread=footprint("mla_decode", f"lift_heads6_rows{8 if rows <= 8 else 16}").allocated_registers,
+        registers_per_thread=built.allocated_registers,
         register_loads=True,
         passes=(
             Pass(
@@ -140,8 +142,8 @@ def lse_merge(weights: Sequence[Weight], *, rows: int, heads: int, ranks: int, k
 
 
 CODE: Mapping[str, MachineCode] = {
-    "clusters": built_code("mla_decode", "heads6_fp8", serial_instructions=600),
-    "clusters_early": built_code("mla_decode", "heads6_fp8", serial_instructions=600),
-    "lift_gate": built_code("mla_decode", "lift_heads6_rows8", serial_instructions=100),
-    "lse_merge": built_code("mla_decode", "lse_merge_ranks16", serial_instructions=380),
+    "clusters": built_code("mla_decode", "heads6_fp8"),
+    "clusters_early": built_code("mla_decode", "heads6_fp8"),
+    "lift_gate": built_code("mla_decode", "lift_heads6_rows8"),
+    "lse_merge": built_code("mla_decode", "lse_merge_ranks16"),
 }

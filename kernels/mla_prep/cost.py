@@ -21,16 +21,17 @@ def fused(weights: Sequence[Weight], *, rows: int, heads: int, kv_row_bytes: int
     before.
     """
     q_b, w_uk = weights
+    built = footprint("mla_prep", "heads6_fp8")
     return Work(
-        num_blocks=CLUSTER_BLOCKS * heads,
-        threads_per_block=256,
-        smem_bytes_per_block=48 * 1024,
+        num_blocks=CLUSTER_BLOCKS * (heads + 1),  # the last cluster writes the cache
+        threads_per_block=built.threads,
+        smem_bytes_per_block=built.smem_bytes,
         bytes_in_flight_per_block=-(-(q_b.num_bytes + w_uk.num_bytes) // (CLUSTER_BLOCKS * heads)),
         register_loads=True,
         # For sm_90a: 580, 635, 693, 877, 1,485 and 1,590 at 1, 2, 4, 8, 12 and 16 rows.
         serial_instructions=560 + 38 * rows + 450 * (-(-rows // 8) - 1),
         max_blocks_per_sm=1,
-        registers_per_thread=footprint("mla_prep", "heads6_fp8").allocated_registers,
+        registers_per_thread=built.allocated_registers,
         carve_out_percent=REGISTER_LOAD_CARVE_OUT,
         passes=(
             Pass(

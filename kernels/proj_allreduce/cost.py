@@ -39,7 +39,7 @@ def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
         smem_bytes_per_block=taken * (2 * one.depth + 64) + warps * -(-taken // 8) * 8 * TILE * 4 + 1024,
         bytes_in_flight_per_block=one.num_bytes // num_blocks,
         max_blocks_per_sm=2048 // (32 * warps),
-        registers_per_thread=72 if blocks_k // warps <= 6 else 128,
+        registers_per_thread=footprint("proj_allreduce", _produce_form(one.depth)).allocated_registers,
         deep_prefetch=True,
         register_loads=True,
         triggers_after_loads=True,
@@ -63,6 +63,13 @@ def produce_whole(weights: Sequence[Weight], *, rows: int) -> Work:
     )
 
 
+def _produce_form(depth: int) -> str:
+    """The build whose depth is nearest."""
+    ranks_of = {768: 16, 1536: 8, 2112: 16, 4224: 8}
+    nearest = min(ranks_of, key=lambda built: abs(built - depth))
+    return f"produce_depth{nearest}_ranks{ranks_of[nearest]}"
+
+
 def consume(weights: Sequence[Weight], *, rows: int, hidden: int, slots: int) -> Work:
     """Sum of ``slots`` rows, residual, mix with the prepared snapshot part, norm: eight blocks a row.
 
@@ -74,7 +81,7 @@ def consume(weights: Sequence[Weight], *, rows: int, hidden: int, slots: int) ->
     return Work(
         num_blocks=CLUSTER_BLOCKS * rows,
         threads_per_block=-(-hidden // 64 // 32) * 32,
-        smem_bytes_per_block=2048,
+        smem_bytes_per_block=footprint("proj_allreduce", "consume_ranks16_snapshots").smem_bytes,
         bytes_in_flight_per_block=16 * 1024,
         max_blocks_per_sm=4,
         registers_per_thread=footprint(
@@ -104,7 +111,9 @@ def consume_gathered(weights: Sequence[Weight], *, rows: int, hidden: int) -> Wo
 
 
 CODE: Mapping[str, MachineCode] = {
-    "consume": built_code("proj_allreduce", "consume_ranks16_snapshots", serial_instructions=240),
-    "consume_gathered": built_code("proj_allreduce", "gathered_ranks16", serial_instructions=310),
+    "consume": built_code(
+        "proj_allreduce", "consume_ranks16_snapshots", half_the_ranks="consume_ranks8_snapshots"
+    ),
+    "consume_gathered": built_code("proj_allreduce", "gathered_ranks16"),
     "produce_whole": built_code("proj_allreduce", "produce_depth768_ranks16"),
 }

@@ -44,7 +44,7 @@ def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:
     return Work(
         num_blocks=3 * rows,
         threads_per_block=224,
-        smem_bytes_per_block=15 * 1024,
+        smem_bytes_per_block=footprint("router_topk", "gather16").smem_bytes,
         bytes_in_flight_per_block=8 * 1024,
         max_blocks_per_sm=4,
         registers_per_thread=footprint("router_topk", "gather16").allocated_registers,
@@ -60,6 +60,6 @@ def gather_topk(weights: Sequence[Weight], *, rows: int, latent: int) -> Work:
 
 
 CODE: Mapping[str, MachineCode] = {
-    "gather_topk": built_code("router_topk", "gather16", serial_instructions=410),
-    "select": built_code("router_topk", "whole", serial_instructions=405),
+    "gather_topk": built_code("router_topk", "gather16"),
+    "select": built_code("router_topk", "whole"),
 }
