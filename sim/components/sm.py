@@ -28,6 +28,7 @@ and more after those before it have left, on every SM).
 
 from __future__ import annotations
 
+from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -144,6 +145,23 @@ class BlockRequest(NamedTuple):
     carve_out: int
     requests_carve_out: bool
     was_pending: bool
+
+
+class Readiness(IntEnum):
+    """How soon an SM can start a block; blocks start where that is soonest."""
+
+    READY = 0  # divided as the kernel requests, or it requests nothing
+    IDLE = 1  # to be divided anew, for which an SM is idle
+    OTHERWISE = 2  # divided otherwise, beside blocks of others
+
+
+def readiness_of(sm: Sm, after: Sm, request: BlockRequest) -> Readiness:
+    """Of an SM that becomes ``after`` when a block is offered to it."""
+    if after.carve_out != sm.carve_out:
+        return Readiness.IDLE
+    if request.requests_carve_out and sm.blocks and sm.carve_out != request.carve_out:
+        return Readiness.OTHERWISE
+    return Readiness.READY
 
 
 @lru_cache(maxsize=1 << 14)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from k3sim.sim.components.placement import Allocation, Held, Placement, SmSet, lowest
-from k3sim.sim.components.sm import Registers, Sm, started
+from k3sim.sim.components.sm import Readiness, Registers, Sm, readiness_of, started
 
 
 class SmClass(NamedTuple):
@@ -76,19 +76,20 @@ class SmClasses:
     def admit(self, one: Placement) -> list[Allocation]:
         """Make pending blocks of a kernel resident, as many as fit."""
         admitted: list[Allocation] = []
-        before = -1
-        while one.num_pending and one.num_pending != before:
-            before = one.num_pending
-            classes = self._classes(one)
-            for emptiness in sorted(classes, reverse=True):
+        while one.num_pending and (classes := self._classes(one)):
+            readiness = min(key[0] for key in classes)
+            for key in sorted((key for key in classes if key[0] == readiness), key=lambda key: key[1], reverse=True):
                 if not one.num_pending:
                     break
-                admitted += self._admit_equal(one, classes[emptiness])
+                admitted += self._admit_equal(one, classes[key])
         return admitted
 
-    def _classes(self, one: Placement) -> dict[tuple[int, int], list[SmClass]]:
-        """SMs in equal states with equal blocks of a kernel, by how empty they are; those that a block changes."""
-        classes: dict[tuple[int, int], list[SmClass]] = {}
+    def _classes(self, one: Placement) -> dict[tuple[Readiness, tuple[int, int]], list[SmClass]]:
+        """SMs in equal states with equal blocks of a kernel, by how soon they start one and how empty they are.
+
+        Those that a block changes.
+        """
+        classes: dict[tuple[Readiness, tuple[int, int]], list[SmClass]] = {}
         for state, sms in self._by_state.items():
             for held, those in (*one.resident.items(), ((), sms)):
                 common = sms & those
@@ -97,8 +98,8 @@ class SmClasses:
                 sms &= ~those
                 after, registers = started(state, one.request, len(held))
                 if registers is not None or after != state:
-                    emptiness = (state.registers, state.smem_bytes)
-                    classes.setdefault(emptiness, []).append(SmClass(common, state, held, after, registers))
+                    key = readiness_of(state, after, one.request), (state.registers, state.smem_bytes)
+                    classes.setdefault(key, []).append(SmClass(common, state, held, after, registers))
         return classes
 
     def _admit_equal(self, one: Placement, classes: list[SmClass]) -> list[Allocation]:
