@@ -5,8 +5,6 @@ nothing itself. Every wait leaves a span in the kernel's record, and one that ta
 """
 
 from __future__ import annotations
-import os
-RING = int(os.environ.get('RING','0'))
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -231,8 +229,6 @@ class KernelProcess:
             input_ps = yield from self.wait_for_first_bytes(wave, one, reads, late)
             start_ps = self.env.now
             yield from self.stream(wave, one, reads, late, limit)
-            if RING and self.work.ring_slots and one.reads and not is_last and position + 1 not in early:
-                early[position + 1] = self.gpu.loads.start_early(wave, passes[position + 1], goes_on=RING > 1)
             yield from self.compute(wave, one, start_ps, input_ps)
             if triggers and is_last:
                 self.state.trigger(self.env.now)

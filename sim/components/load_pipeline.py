@@ -81,7 +81,7 @@ class LoadPipeline:
         return in_flight
 
     def start_early(
-        self, wave: Wave, one: Pass, *, blocks: int | None = None, skipped_bytes: int = 0, per_sm: int = 0, goes_on: bool = False
+        self, wave: Wave, one: Pass, *, blocks: int | None = None, skipped_bytes: int = 0, per_sm: int = 0
     ) -> Stream | None:
         """Start the reads of a pass that need no predecessor, as far as the load pipeline of ``blocks`` holds them.
 
@@ -112,7 +112,7 @@ class LoadPipeline:
         if wave.work.triggers_after_loads:
             each = wave.work.bytes_in_flight_per_block * (per_sm or -(-resident // self._num_sms))
             asking_ps = round(each * 1e12 / self._hbm_bytes_per_s_per_sm)
-        self._env.start(self._read_early(stream, pieces, limit, on_the_way, asking_ps, goes_on))
+        self._env.start(self._read_early(stream, pieces, limit, on_the_way, asking_ps))
         return stream
 
     def early_bytes_of_a_block(self, wave: Wave, one: Pass) -> int:
@@ -120,7 +120,7 @@ class LoadPipeline:
         part = -(-sum(read.num_bytes for read in one.reads if read.early) // wave.num_blocks)
         return min(wave.work.bytes_in_flight_per_block, part)
 
-    def _read_early(self, stream: Stream, pieces: Pieces, limit: StreamLimit, on_the_way: int, asking_ps: int, goes_on: bool = False) -> Steps:
+    def _read_early(self, stream: Stream, pieces: Pieces, limit: StreamLimit, on_the_way: int, asking_ps: int) -> Steps:
         """Bring in what is asked for early: all but the last ``on_the_way`` bytes, then these.
 
         ``asking_ps``: what the SMs take to ask for all of it where all may be on its way.
@@ -130,10 +130,7 @@ class LoadPipeline:
         num_bytes = sum(one for _, one in pieces)
         asked_bytes = min(num_bytes, limit.queue_bytes)
         self._memory.asked_bytes += asked_bytes
-        if goes_on:
-            stream.began_ps -= self.first_bytes_ps
-        else:
-            yield self._env.timeout(self.first_bytes_ps)
+        yield self._env.timeout(self.first_bytes_ps)
         self._memory.asked_bytes -= asked_bytes
         left = max(0, num_bytes - on_the_way)
         in_turns, last = [], []

@@ -32,6 +32,7 @@ def work(num_bytes: int) -> Work:
         smem_bytes_per_block=0,
         bytes_in_flight_per_block=1,
         max_blocks_per_sm=1,
+        registers_per_thread=16,
         passes=(Pass(reads=(Read(region="", num_bytes=num_bytes),)),),
     )
 

@@ -35,7 +35,7 @@ def predicted_us(patch: pytest.MonkeyPatch, machine: Any, us: int, mib: int, *, 
     machine = replace(machine, kernel_exit_cold_s=machine.kernel_exit_warm_s)
     cycles = us * 1e-6 * machine.sm_clock_hz
     idle = Pass(flops=2 * machine.fp32_fma_per_clock_per_sm * machine.num_sms * cycles)
-    small = {"threads_per_block": 32, "smem_bytes_per_block": 0, "max_blocks_per_sm": 8}
+    small = {"threads_per_block": 32, "smem_bytes_per_block": 0, "max_blocks_per_sm": 8, "registers_per_thread": 16}
     ahead = Work(num_blocks=132, bytes_in_flight_per_block=1, passes=(idle,), **small)
     for pair in range(PAIRS):
         reads = (Read(region=f"w{pair}", num_bytes=mib * MIB, early=early),)
@@ -49,7 +49,8 @@ def predicted_us(patch: pytest.MonkeyPatch, machine: Any, us: int, mib: int, *, 
         calls.append(call(len(calls), f"ahead {pair}", trigger="start" if early else "end"))
         works[f"used {pair}"] = Work(
             num_blocks=132, threads_per_block=32, smem_bytes_per_block=176 * 1024, max_blocks_per_sm=1,
-            bytes_in_flight_per_block=176 * 1024, ring_slots=11, deep_prefetch=early, passes=(Pass(reads=reads),),
+            registers_per_thread=32, bytes_in_flight_per_block=176 * 1024, ring_slots=11, deep_prefetch=early,
+            passes=(Pass(reads=reads),),
         )  # fmt: skip
         calls.append(call(len(calls), f"used {pair}", launch="pdl" if early else "graph"))
     timeline = simulate(patch, works, calls, machine, num_ranks=1)

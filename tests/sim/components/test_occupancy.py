@@ -15,6 +15,7 @@ from k3sim.kernels.work import Pass
 from k3sim.sim.components.occupancy import Occupancy
 from k3sim.sim.components.placement import Placement, num_blocks
 from k3sim.sim.components.sm import Sm
+from k3sim.sim.profile import load_machine
 
 NOTHING = Pass()
 
@@ -299,6 +300,28 @@ def test_a_pending_block_inherits_the_carve_out() -> None:
             sms.release_all(first)
         assert second.all_resident.triggered
         assert placed_one(sms, 4, 512, 84, 1).all_resident.triggered is not waits
+
+
+def test_blocks_start_first_where_nothing_is_divided() -> None:
+    """As on an H200 at 16 rows of TP8 (block timestamps, 2026-12-01).
+
+    The output projection requests 60 %, and its second wave is still on 50 SMs. The residual's small blocks, which
+    request all, start on the 82 others. When the projection has ended, the front's blocks of 100 KB go to those that
+    are divided already, up to two to an SM (70 SMs there: its clusters of four are on two SMs each).
+    """
+    sms = Occupancy(simpy.Environment(), load_machine("h200"))
+    shape = {"threads_per_block": 128, "registers_per_thread": 88}
+    projection = replace(
+        work(NOTHING), num_blocks=50, smem_bytes_per_block=55_296, carve_out_percent=60, max_blocks_per_sm=1, **shape
+    )
+    residual = replace(work(NOTHING), num_blocks=128, smem_bytes_per_block=192, max_blocks_per_sm=4, **shape)
+    front = replace(work(NOTHING), num_blocks=140, smem_bytes_per_block=102_400, max_blocks_per_sm=8, **shape)
+    first = sms.place(projection)
+    second = sms.place(residual)
+    assert second.sms.bit_count() == 82 and not first.sms & second.sms
+    sms.release_all(first)
+    third = sms.place(front)
+    assert third.all_resident.triggered and third.sms == second.sms and third.most_on_an_sm() == 2
 
 
 def test_an_unfitting_pending_block_divides_anew() -> None:

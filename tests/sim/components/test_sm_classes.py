@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from k3sim.sim.components.placement import Placement, lowest
-from k3sim.sim.components.sm import BlockRequest, BlockResources, Registers, Sm
+from k3sim.sim.components.sm import BlockRequest, BlockResources, Registers, Sm, readiness_of
 from k3sim.sim.components.sm_classes import SmClasses
 
 KIB = 1024
@@ -37,19 +37,25 @@ class OneByOne:
         self.held: dict[int, list[list[Registers]]] = {}
 
     def admit(self, kernel: int, request: BlockRequest, pending: int) -> int:
-        held, before = self.held.setdefault(kernel, [[] for _ in range(NUM_SMS)]), -1
-        while pending and pending != before:
-            before = pending
-            for sm in sorted(range(NUM_SMS), key=lambda sm: (-self.states[sm].registers, -self.states[sm].smem_bytes)):
-                if not pending:
-                    break
-                carved = self.states[sm].carved(request, len(held[sm]))
-                if carved is None:
+        held = self.held.setdefault(kernel, [[] for _ in range(NUM_SMS)])
+        while pending:
+            offers = {}
+            for sm, state in enumerate(self.states):
+                carved = state.carved(request, len(held[sm]))
+                registers = None if carved is None else carved.registers_for(request.block)
+                after = carved if carved is None or registers is None else carved.with_block(request.block, registers)
+                if after is not None and after != state:
+                    offers[sm] = after, registers, readiness_of(state, after, request)
+            if not offers:
+                break
+            soonest = min(readiness for _, _, readiness in offers.values())
+            emptiest = sorted(offers, key=lambda sm: (-self.states[sm].registers, -self.states[sm].smem_bytes))
+            for sm in emptiest:
+                after, registers, readiness = offers[sm]
+                if not pending or readiness is not soonest:
                     continue
-                self.states[sm] = carved
-                registers = carved.registers_for(request.block)
+                self.states[sm] = after
                 if registers is not None:
-                    self.states[sm] = carved.with_block(request.block, registers)
                     held[sm].append(registers)
                     pending -= 1
         return pending
