@@ -33,9 +33,7 @@ def down(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: in
     return _own_launch(w2, OWN_DOWN_BLOCKS, "down", rows, top_k, distinct_milli)
 
 
-def _own_launch(
-    weight: Weight, num_blocks: int, part: str, rows: int, top_k: int, distinct_milli: int
-) -> Work:
+def _own_launch(weight: Weight, num_blocks: int, part: str, rows: int, top_k: int, distinct_milli: int) -> Work:
     """Ids, then weights: nothing is read before the wait. Row by row, each ending with a barrier of the warps."""
     num_bytes = round(weight.num_bytes * top_k * 1000 / distinct_milli)
     passes = tuple(

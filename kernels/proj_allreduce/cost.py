@@ -111,9 +111,7 @@ def consume_gathered(weights: Sequence[Weight], *, rows: int, hidden: int) -> Wo
 
 
 CODE: Mapping[str, MachineCode] = {
-    "consume": built_code(
-        "proj_allreduce", "consume_ranks16_snapshots", half_the_ranks="consume_ranks8_snapshots"
-    ),
+    "consume": built_code("proj_allreduce", "consume_ranks16_snapshots", half_the_ranks="consume_ranks8_snapshots"),
     "consume_gathered": built_code("proj_allreduce", "gathered_ranks16"),
     "produce_whole": built_code("proj_allreduce", "produce_depth768_ranks16"),
 }

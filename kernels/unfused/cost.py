@@ -13,6 +13,7 @@ from k3sim.kernels.work import Block, MachineCode, Pass, Read, ReadKind, Work, b
 from k3sim.model.program import Weight
 
 BF16_BYTES = 2
+ALL_REDUCE_ROW_BLOCKS, MOST_ALL_REDUCE_BLOCKS = 8, 32
 
 
 def small(
@@ -69,15 +70,25 @@ def embedding(weights: Sequence[Weight], *, rows: int, hidden: int) -> Work:
 
 
 def all_reduce(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int) -> Work:
-    """One-shot push all-reduce of ``[rows, hidden]``: load, push, poll, sum of every rank's slot."""
-    blocks = 8
+    """One-shot push all-reduce of ``[rows, hidden]``: load, push, poll, sum of every rank's slot.
+
+    At the end a block's threads meet, and one takes the counter of the buffer, in whose order the last turns it.
+    """
+    blocks = min(ALL_REDUCE_ROW_BLOCKS * rows, MOST_ALL_REDUCE_BLOCKS)
     row_bytes = rows * hidden * BF16_BYTES
     return small(
         block=_built(f"all_reduce_rows{1 if rows == 1 else 16}_ranks{8 if ranks <= 8 else 16}"),
         num_blocks=blocks,
         activation_bytes_per_block=row_bytes // blocks,
         sent_bytes_per_peer=row_bytes,
-        then=(Pass(num_dependent_loads=1, activation_bytes_per_block=ranks * row_bytes // blocks),),
+        then=(
+            Pass(
+                num_dependent_loads=1,
+                activation_bytes_per_block=ranks * row_bytes // blocks,
+                num_block_reductions=1,
+            ),
+            Pass(num_dependent_loads=1),
+        ),
     )
 
 
@@ -197,9 +208,7 @@ def argmax(weights: Sequence[Weight], *, rows: int, width: int) -> Work:
 
 CODE: Mapping[str, MachineCode] = {
     "advance": built_code("unfused", "advance"),
-    "all_reduce": built_code(
-        "unfused", "all_reduce_rows1_ranks16", half_the_ranks="all_reduce_rows1_ranks8"
-    ),
+    "all_reduce": built_code("unfused", "all_reduce_rows1_ranks16", half_the_ranks="all_reduce_rows1_ranks8"),
     "conv_update": built_code("unfused", "conv_update_heads6"),
     "elementwise": built_code("unfused", "situ"),
     "embedding": built_code("unfused", "embedding_push16"),

@@ -21,19 +21,16 @@ MOST_FASTER = 0.002
 #: Where a slower primitive makes a step faster by more, and by how much at most. What is launched or read later finds
 #: HBM and L2 less busy, and dependent loads come sooner than what was lost.
 KNOWN_FASTER = {
-    ("--machine gb300", "block_reduction_s"): 0.004,
-    ("--machine gb300", "hbm_in_flight_curve"): 0.014,
-    ("--machine gb300", "kernel_exit_warm_s"): 0.003,
-    ("--machine gb300 --path megakernel", "l2_read_bytes_per_s"): 0.027,
-    ("--machine gb200 --concurrency 4", "hbm_latency_s"): 0.015,
-    ("--machine gb200 --concurrency 4", "kernel_prologue_s"): 0.009,
-    ("--machine gb200 --path megakernel --concurrency 4", "hbm_bytes_per_s_per_sm"): 0.004,
-    ("--machine gb200 --path megakernel --concurrency 4", "hbm_in_flight_curve"): 0.004,
-    ("fused, 1 row, 8k", "kernel_exit_warm_s"): 0.003,
+    ("--machine gb300 --path megakernel", "hbm_in_flight_curve"): 0.005,
+    ("--machine gb300 --path megakernel", "l2_read_bytes_per_s"): 0.02,
+    ("--machine gb200 --concurrency 4", "hbm_latency_s"): 0.012,
+    ("--machine gb200 --concurrency 4", "kernel_prologue_s"): 0.003,
+    ("--machine gb200 --concurrency 4", "prefetch_bytes_per_s_per_sm"): 0.004,
+    ("fused, 1 row, 8k", "kernel_exit_warm_s"): 0.004,
     ("fused, 2 rows, 8k", "hbm_bytes_per_s_per_sm"): 0.003,
-    ("fused, 2 rows, 8k", "kernel_exit_warm_s"): 0.003,
-    ("fused, 2 rows, 8k", "l2_hit_queueing_fraction"): 0.005,
-    ("fused, 2 rows, 8k", "pdl_trigger_to_launch_s"): 0.008,
+    ("fused, 2 rows, 8k", "pdl_trigger_to_launch_s"): 0.004,
+    ("fused, 16 rows, 128k", "kernel_exit_warm_s"): 0.003,
+    ("fused, 16 rows, 128k", "pdl_trigger_to_launch_s"): 0.003,
 }
 #: What a machine has, not how fast it is.
 SIZES = {
