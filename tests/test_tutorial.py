@@ -49,13 +49,13 @@ def faster_hbm_saves_less_than_five_percent() -> bool:
     return 0 < 1 - step(faster_hbm=1.25).step_us / step().step_us < 0.05
 
 
-def stock_reads_weights_for_a_fifth() -> bool:
+def stock_reads_weights_for_a_quarter() -> bool:
     stock = step("stock")
     latency = ("l2_round_trips", "tensor_core_setup", "block_reduction")
     waits = [("ramp_drain",), latency, ("nvlink_flight", "slower_peer"), ("launch",)]
     shares = [share(stock, *parts) for parts in waits]
     other_work = sum(share(stock, part.value) for part in WORK_PARTS if part.value != "weights")
-    return 0.17 < share(stock, "weights") < 0.25 and other_work < 0.02 and min(shares) > 0.05 and sum(shares) > 0.6
+    return 0.2 < share(stock, "weights") < 0.3 and other_work < 0.02 and min(shares) > 0.05 and sum(shares) > 0.6
 
 
 def six_lines_grow() -> bool:
@@ -67,15 +67,17 @@ def six_lines_grow() -> bool:
 
 
 def routing_hid_beside_the_latent_projection() -> bool:
-    """On stock no selection is on the path; on fused experts wait for theirs, and for L2 more than both did before."""
-    stages = ("moe.routing", "moe.experts", "moe.experts_1", "moe.experts_2")
+    """On stock no selection is on the path; on fused experts wait for theirs, and for L2 more than all others."""
 
-    def share_us(path: str, *parts: str) -> float:
-        return sum(us for stage, part, us in step(path).contributions() if part.value in parts and stage in stages)
+    def by_stage(path: str, part: str) -> dict[str, float]:
+        found: dict[str, float] = defaultdict(float)
+        for stage, one, us in step(path).contributions():
+            found[stage] += us if one.value == part else 0.0
+        return found
 
-    return share_us("stock", "selection_rounds") == 0 < share_us("fused", "selection_rounds") and (
-        share_us("fused", "l2_round_trips") > share_us("stock", "l2_round_trips")
-    )
+    selection, round_trips = by_stage("fused", "selection_rounds"), by_stage("fused", "l2_round_trips")
+    most_of_both = [max(one, key=lambda stage: one[stage]) for one in (selection, round_trips)]
+    return sum(by_stage("stock", "selection_rounds").values()) == 0 and most_of_both == ["moe.experts"] * 2
 
 
 def phases_us(path: str, stage: str) -> dict[str, float]:
@@ -127,6 +129,11 @@ def without_prefetch_weights_come_from_hbm() -> bool:
     return more > lost > 0 == without.waits_us.get("l2", 0.0) and 0.88 < (weights[1] - weights[0]) / more < 0.96
 
 
+def longest(path: str, stage: str) -> str:
+    phases = phases_us(path, stage)
+    return max(phases, key=lambda phase: phases[phase])
+
+
 def latency_inside_kernels_stays() -> bool:
     with_it, without = step(), step(without="l2-prefetch")
     latency = ("l2_round_trips", "tensor_core_setup", "block_reduction", "selection_rounds")
@@ -143,7 +150,7 @@ def latency_inside_kernels_stays() -> bool:
     ]
     beside = [max(rates_between(hbm(with_it), one.start_ps, one.end_ps)) for one in latencies]
     return (
-        abs(change_us) < 0.1
+        abs(change_us) < 20
         and 0.5 < alone < 0.6
         and any(abs(one - alone) < 0.01 for one in beside)
         and max(beside) < machine.l2_queueing_utilisation
@@ -157,20 +164,20 @@ STATEMENTS: list[tuple[str, Callable[[], bool]]] = [
         faster_hbm_saves_less_than_five_percent,
     ),
     (
-        "On **stock** weights are read at HBM speed for about a fifth of the step. Most of the rest is waiting: the "
+        "On **stock** weights are read at HBM speed for about a quarter of the step. Most of the rest is waiting: the "
         "first bytes of each kernel, serial latency inside small kernels, other ranks, launch latency.",
-        stock_reads_weights_for_a_fifth,
+        stock_reads_weights_for_a_quarter,
     ),
     ("From **stock** to **fused** most lines shrink", six_lines_grow),
     ("Six grow. *L2* and *compute*", six_lines_grow),
-    ("So did the *selection rounds* and *L2 round trips* of the routing", routing_hid_beside_the_latent_projection),
+    ("So did the *selection rounds* of the routing, beside the latent", routing_hid_beside_the_latent_projection),
     ("*Slower peer* grows by less than a fifth", six_lines_grow),
     (
         f"On the fused path most of `in_proj` is *{WAITING}*, in the phase *dependency*",
         lambda: most("fused", "kda.in_proj", "dependency")
         and word_of_phase(Phase.DEPENDENCY) == WAITING,
     ),
-    ("`attn_res.ffn` is mostly in the phase *peers*", lambda: most("fused", "attn_res.ffn", "peers")),
+    ("`attn_res.ffn` is longest in the phase *peers*", lambda: longest("fused", "attn_res.ffn") == "peers"),
     (
         "On the stock path the same wait is inside a kernel of its own, `kda.all_reduce`",
         lambda: most("stock", "kda.all_reduce", "peers", "poll"),
@@ -181,7 +188,7 @@ STATEMENTS: list[tuple[str, Callable[[], bool]]] = [
         without_prefetch_weights_come_from_hbm,
     ),
     (
-        "Latency inside kernels does not change: the prefetch alone takes little more than half of HBM's rate",
+        "kernels changes by less than 20 us: the prefetch alone takes little more than half of HBM's rate",
         latency_inside_kernels_stays,
     ),
 ]
