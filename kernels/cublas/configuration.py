@@ -8,8 +8,6 @@ says with which versions, when, and the command that makes it.
 **Other sizes.** Of a listed shape, the record of the next larger number of rows, beyond the largest the last one:
 cuBLAS chooses by tiles of rows. Of another shape, the listed one of the same kind (one product, or one a head) that is
 nearest in outputs and depth, measured in factors of two, with its grid divided anew by its tile.
-
-``cost.py`` does not use the records yet: docs/journal/2026-12-01-footprints-and-routing.md says what held it back.
 """
 
 from __future__ import annotations
