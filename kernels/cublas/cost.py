@@ -1,11 +1,12 @@
 """Cost of a GEMM of one to a few rows as cuBLAS runs it, launched on a plain graph edge.
 
-Grid, tile, threads, registers, shared memory and stages are those of cuBLAS's launches on an H200 (``configuration.py``).
-Nothing is loaded before the kernel starts. Where K is split, a second launch adds the parts up; it takes 1.60 to 1.71 us
-there, 0.24 us behind the first. The first takes a microsecond more than a launch that does not split: 4.9 us for 448
-outputs, 5.9 for 896 (probe ``cublas_product``), of which fixed costs are priced as two set-ups. Half of the stages are
-taken as on their way: 18 blocks that read 197 KB each take 4.9 us (same probe), 77 GB/s an SM. Three quarters, or all of
-them, leave products in chains as far off in the median and farther in the worst (docs/journal/2026-12-01-occupancy.md).
+Grid, tile, threads, registers, shared memory and stages are those of cuBLAS's launches on an H200
+(``configuration.py``). Nothing is loaded before the kernel starts. Where K is split, a second launch adds the parts up;
+it takes 1.60 to 1.71 us there, 0.24 us behind the first. The first takes a microsecond more than a launch that does not
+split: 4.9 us for 448 outputs, 5.9 for 896 (probe ``cublas_product``), of which fixed costs are priced as two set-ups.
+Half of the stages are taken as on their way: 18 blocks that read 197 KB each take 4.9 us (same probe), 77 GB/s an SM.
+Three quarters, or all of them, leave products in chains as far off in the median and farther in the worst
+(docs/journal/2026-12-01-occupancy.md).
 """
 
 from __future__ import annotations
