@@ -56,9 +56,9 @@ PUBLIC: Mapping[str, Block] = MappingProxyType(
         # FlashInfer's tgv_gemm.cuh: 8 warps, no launch bound; tiles of 64 x 8 x 128, 18 KB a stage, six of them. A
         # warp of the epilogue holds 16 x 8 sums. Two fit an SM.
         "tensor_core": _engine(threads=256, registers=72, between=(40, 128), smem_bytes=108 * KIB, max_per_sm=2),
-        # cuBLAS on Blackwell is not recorded. On an H200 it has 384 threads of 168 registers (``kernels/cublas``), which
-        # hold the sums; Blackwell has those in tensor memory. Two an SM are taken, with 12 stages 64 deep of 64 outputs
-        # and 8 rows; with 168 registers there is one.
+        # cuBLAS on Blackwell is not recorded. On an H200 it has 384 threads of 168 registers (``kernels/cublas``), and
+        # the sums are in those; Blackwell has sums in tensor memory. Two blocks an SM are taken, of 12 stages 64 deep
+        # for 64 outputs and 8 rows; with 168 registers there is one.
         "cublas": _engine(threads=384, registers=80, between=(64, 168), smem_bytes=110_592),
         # vLLM's attn_res_kernel.cu: a producer and 8 consumer warps, launch bound of one block (168 registers); 8 rows
         # of 14 KB, two of the delta, the norm's weights. A thread holds 28 weights and 28 sums in fp32.
