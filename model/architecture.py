@@ -12,6 +12,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from k3sim.model.weight_formats import BF16, MXFP4, WeightFormat
+
 Mixer = Literal["kda", "mla"]
 Ffn = Literal["dense", "moe"]
 
@@ -21,7 +23,8 @@ class KdaShape:
     """Kimi Delta Attention: linear attention with a recurrent state ``[num_heads, head_dim_k, head_dim_v]``.
 
     ``conv_width`` is the width of the short causal convolution on q, k and v; ``decay_rank`` the inner
-    width of the low-rank decay gate (hidden -> decay_rank -> keys). The output gate is full rank.
+    width of the low-rank decay gate (hidden -> decay_rank -> keys). The output gate is full rank, or goes through
+    ``gate_rank``. No heads: a model without KDA.
     """
 
     num_heads: int
@@ -29,6 +32,7 @@ class KdaShape:
     head_dim_v: int
     conv_width: int
     decay_rank: int
+    gate_rank: int = 0  # 0: full rank
 
     @property
     def key_width(self) -> int:
@@ -48,14 +52,22 @@ class KdaShape:
 
 @dataclass(frozen=True, kw_only=True)
 class MlaShape:
-    """Multi-head latent attention with an output gate; the "rope" dimensions exist but are never rotated."""
+    """Multi-head latent attention. In K3 it has an output gate, and the "rope" dimensions are never rotated.
+
+    ``index_heads``, ``index_dim`` and ``index_top_k``: of an indexer that chooses which cached rows are attended to.
+    """
 
     num_heads: int
-    q_lora_rank: int
+    q_lora_rank: int  # 0: the query comes from one matrix
     kv_lora_rank: int
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    has_gate: bool = True
+    has_rope: bool = False
+    index_heads: int = 0  # 0: attention to all rows
+    index_dim: int = 0
+    index_top_k: int = 0
 
     @property
     def cache_width(self) -> int:
@@ -83,11 +95,13 @@ class MoeShape:
 
     num_experts: int
     top_k: int
-    latent_size: int
+    latent_size: int  # 0: experts read the hidden state
     expert_intermediate: int
     num_shared_experts: int
     shared_intermediate: int
     first_moe_layer: int
+    num_groups: int = 1  # of experts, of which a row takes ``top_k_groups``
+    top_k_groups: int = 1
     weight_bits: int = 4
     scale_bits: int = 8
     scale_group: int = 32
@@ -132,10 +146,22 @@ class Architecture:
     mla_layers: tuple[int, ...]
     kda: KdaShape
     mla: MlaShape
-    attn_res_block_size: int
+    attn_res_block_size: int  # 0: a plain residual
     moe: MoeShape
     dense_intermediate: int
     vision: VisionShape | None = None
+    formats: tuple[tuple[str, WeightFormat], ...] = ()  # of matrices that are not in the format of a release of K3
+    state_bytes_per_value: int = 4  # of KDA's recurrent state
+
+    def weight_format(self, part: str) -> WeightFormat:
+        """Format of a matrix by its name in ``layout.rank_matrices``; shards have that of the whole."""
+        name = part.removesuffix("_shard")
+        return dict(self.formats).get(name, MXFP4 if name.startswith("moe.expert_") else BF16)
+
+    @property
+    def expert_depth(self) -> int:
+        """Width that the routed experts read and write: the latent, or the hidden state."""
+        return self.moe.latent_size or self.hidden_size
 
     @property
     def num_dense_layers(self) -> int:
@@ -144,6 +170,13 @@ class Architecture:
     @property
     def num_moe_layers(self) -> int:
         return self.num_layers - self.moe.first_moe_layer
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Kinds of sublayers that there are, and what is before and behind the layers: the tables of a path."""
+        kinds = {"kda": self.kda_layers, "mla": self.mla_layers, "dense": self.num_dense_layers,
+                 "moe": self.num_moe_layers}  # fmt: skip
+        return ("start", *(kind for kind, count in kinds.items() if count), "head")
 
     def mixer(self, layer: int) -> Mixer:
         """Token mixer of a layer."""
@@ -158,7 +191,7 @@ class Architecture:
     def is_snapshot(self, layer: int) -> bool:
         """Whether the layer stores the running residual and restarts it from its mixer's output."""
         self._check_layer(layer)
-        return layer % self.attn_res_block_size == 0
+        return bool(self.attn_res_block_size) and layer % self.attn_res_block_size == 0
 
     def attn_res_sources(self, layer: int, before: Literal["mixer", "ffn"]) -> int:
         """Vectors that the attention residual before a sublayer mixes: snapshots so far plus the running
@@ -168,6 +201,8 @@ class Architecture:
         before the FFN it is. ``layer == num_layers`` with ``"mixer"`` is the final call, in front of the LM
         head.
         """
+        if not self.attn_res_block_size:
+            return 0
         if before == "mixer" and layer == self.num_layers:
             return math.ceil(layer / self.attn_res_block_size) + 1
         self._check_layer(layer)

@@ -61,6 +61,11 @@ class Collectives:
     has_multicast: bool = True
     forced: Form | None = None
 
+    @property
+    def block_scaled(self) -> bool:
+        """Whether tensor cores take block scales: of Blackwell, which its thresholds tell."""
+        return self.thresholds is not HOPPER
+
     def form(self, num_bytes: int, num_ranks: int) -> Form:
         """The form for ``num_bytes`` on every one of ``num_ranks``.
 

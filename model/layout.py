@@ -28,6 +28,7 @@ BF16_BYTES = 2
 FP32_BYTES = 4
 _EXPERT_PAD = 128
 _IN_PROJ_PAD = 16
+_DTYPES = {"bf16": "bfloat16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ class Matrix:
     ``num_outputs`` includes padding, ``num_outputs_unpadded`` does not; depth padding (``moe.expert_w2``)
     is in ``depth``. ``num_batches`` above one is a batched product, one head each: ``num_outputs`` is then
     the sum over the batches and ``depth`` that of one. ``replicated`` means that every rank holds the same
-    full matrix. ``dtype`` is ``"bfloat16"`` or ``"mxfp4"``; ``num_bytes`` includes the scales.
+    full matrix. ``dtype`` is ``"bfloat16"`` or the name of another format; ``num_bytes`` includes the scales.
     """
 
     name: str
@@ -177,55 +178,80 @@ def rank_matrices(arch: Architecture, layout: Layout) -> dict[str, Matrix]:
         UserError: the layout does not divide the model (see ``check_layout``).
     """
     check_layout(arch, layout)
-    kda, mla, moe, tp = arch.kda, arch.mla, arch.moe, layout.tp
-    hidden = arch.hidden_size
-    in_proj_rows = (2 * kda.key_width + 2 * kda.value_width) // tp + kda.decay_rank + kda.num_heads // tp
-    mla_heads = mla.num_heads // tp
-    expert_width = expert_slice(arch, layout)
-    expert_width_unpadded = moe.expert_intermediate // (tp // layout.ep)
+    hidden, tp = arch.hidden_size, layout.tp
     matrices = [
-        # q, k, v, output gate, decay down-projection (a full copy) and beta, packed into one product.
-        _bf16("kda.in_proj", in_proj_rows, hidden, pad=_IN_PROJ_PAD),
-        _bf16("kda.f_b", kda.key_width // tp, kda.decay_rank),
-        _bf16("kda.o_proj", hidden, kda.value_width // tp),
-        _bf16("mla.qkv_a", mla.q_lora_rank + mla.cache_width, hidden, replicated=True),
-        _bf16("mla.gate", mla.value_width // tp, hidden),
-        _bf16("mla.q_b", mla_heads * mla.qk_head_dim, mla.q_lora_rank),
-        _bf16("mla.w_uk", mla_heads * mla.kv_lora_rank, mla.qk_nope_head_dim, num_batches=mla_heads),
-        _bf16("mla.w_uv", mla_heads * mla.v_head_dim, mla.kv_lora_rank, num_batches=mla_heads),
-        _bf16("mla.o_proj", hidden, mla.value_width // tp),
-        _bf16("moe.router", moe.num_experts, hidden, replicated=True),
-        _bf16("moe.router_shard", moe.num_experts // tp, hidden),
-        _bf16("moe.latent_down", moe.latent_size, hidden, replicated=True),
-        _bf16("moe.latent_down_shard", moe.latent_size // tp, hidden),
-        Matrix(
-            name="moe.expert_w13",
-            num_outputs=2 * expert_width,
-            num_outputs_unpadded=2 * expert_width_unpadded,
-            depth=moe.latent_size,
-            num_bytes=moe.matrix_bytes(2 * expert_width, moe.latent_size),
-            replicated=False,
-            dtype="mxfp4",
-        ),
-        Matrix(
-            name="moe.expert_w2",
-            num_outputs=moe.latent_size,
-            num_outputs_unpadded=moe.latent_size,
-            depth=expert_width,
-            num_bytes=moe.matrix_bytes(moe.latent_size, expert_width),
-            replicated=False,
-            dtype="mxfp4",
-        ),
-        _bf16("moe.shared_gate_up", 2 * moe.shared_intermediate // tp, hidden),
-        _bf16("moe.shared_down", hidden, moe.shared_intermediate // tp),
-        _bf16("moe.latent_up", hidden, moe.latent_size, replicated=True),
-        _bf16("moe.latent_up_shard", hidden // tp, moe.latent_size),
-        _bf16("dense.gate_up", 2 * arch.dense_intermediate // tp, hidden),
-        _bf16("dense.down", hidden, arch.dense_intermediate // tp),
-        _bf16("lm_head", arch.vocab_size // tp, hidden),
-        _bf16("embedding", arch.vocab_size // tp, hidden),
+        *_kda_matrices(arch, tp),
+        *_mla_matrices(arch, tp),
+        *_moe_matrices(arch, layout),
+        _matrix(arch, "dense.gate_up", 2 * arch.dense_intermediate // tp, hidden),
+        _matrix(arch, "dense.down", hidden, arch.dense_intermediate // tp),
+        _matrix(arch, "lm_head", arch.vocab_size // tp, hidden),
+        _matrix(arch, "embedding", arch.vocab_size // tp, hidden),
     ]
-    return {matrix.name: matrix for matrix in matrices}
+    return {matrix.name: matrix for matrix in matrices if matrix.num_outputs and matrix.depth}
+
+
+def _kda_matrices(arch: Architecture, tp: int) -> list[Matrix]:
+    kda, hidden = arch.kda, arch.hidden_size
+    if not kda.num_heads:
+        return []
+    gate_rows = 0 if kda.gate_rank else kda.value_width // tp
+    in_proj_rows = (2 * kda.key_width + kda.value_width) // tp + gate_rows + kda.decay_rank + kda.num_heads // tp
+    return [
+        # q, k, v, output gate, decay down-projection (a full copy) and beta, packed into one product.
+        _matrix(arch, "kda.in_proj", in_proj_rows, hidden, pad=1 if kda.gate_rank else _IN_PROJ_PAD),
+        _matrix(arch, "kda.g_a", kda.gate_rank, hidden, replicated=True),
+        _matrix(arch, "kda.g_b", kda.value_width // tp if kda.gate_rank else 0, kda.gate_rank),
+        _matrix(arch, "kda.f_b", kda.key_width // tp, kda.decay_rank),
+        _matrix(arch, "kda.o_proj", hidden, kda.value_width // tp),
+    ]
+
+
+def _mla_matrices(arch: Architecture, tp: int) -> list[Matrix]:
+    mla, hidden = arch.mla, arch.hidden_size
+    heads = mla.num_heads // tp
+    query = (
+        [
+            _matrix(arch, "mla.qkv_a", mla.q_lora_rank + mla.cache_width, hidden, replicated=True),
+            _matrix(arch, "mla.q_b", heads * mla.qk_head_dim, mla.q_lora_rank),
+        ]
+        if mla.q_lora_rank
+        else [
+            _matrix(arch, "mla.q", heads * mla.qk_head_dim, hidden),
+            _matrix(arch, "mla.kv_a", mla.cache_width, hidden, replicated=True),
+        ]
+    )
+    return [
+        *query,
+        _matrix(arch, "mla.gate", mla.value_width // tp if mla.has_gate else 0, hidden),
+        # Folded at load, and bf16 whatever the file has.
+        _matrix(arch, "mla.w_uk", heads * mla.kv_lora_rank, mla.qk_nope_head_dim, num_batches=heads),
+        _matrix(arch, "mla.w_uv", heads * mla.v_head_dim, mla.kv_lora_rank, num_batches=heads),
+        _matrix(arch, "mla.o_proj", hidden, mla.value_width // tp),
+        # Of the indexer every rank has all heads.
+        _matrix(arch, "mla.index_q", mla.index_heads * mla.index_dim, mla.q_lora_rank or hidden, replicated=True),
+        _matrix(arch, "mla.index_k", mla.index_heads + mla.index_dim, hidden, replicated=True),
+    ]
+
+
+def _moe_matrices(arch: Architecture, layout: Layout) -> list[Matrix]:
+    moe, hidden, tp = arch.moe, arch.hidden_size, layout.tp
+    if not moe.num_experts:
+        return []
+    width, depth = expert_slice(arch, layout), arch.expert_depth
+    unpadded = moe.expert_intermediate // (tp // layout.ep)
+    return [
+        _matrix(arch, "moe.router", moe.num_experts, hidden, replicated=True),
+        _matrix(arch, "moe.router_shard", moe.num_experts // tp, hidden),
+        _matrix(arch, "moe.latent_down", moe.latent_size, hidden, replicated=True),
+        _matrix(arch, "moe.latent_down_shard", moe.latent_size // tp, hidden),
+        _matrix(arch, "moe.expert_w13", 2 * width, depth, unpadded=2 * unpadded),
+        _matrix(arch, "moe.expert_w2", depth, width),
+        _matrix(arch, "moe.shared_gate_up", 2 * moe.shared_intermediate // tp, hidden),
+        _matrix(arch, "moe.shared_down", hidden, moe.shared_intermediate // tp),
+        _matrix(arch, "moe.latent_up", hidden, moe.latent_size, replicated=True),
+        _matrix(arch, "moe.latent_up_shard", hidden // tp, moe.latent_size),
+    ]
 
 
 def rank_shapes(arch: Architecture, layout: Layout) -> RankShapes:
@@ -241,7 +267,7 @@ def rank_shapes(arch: Architecture, layout: Layout) -> RankShapes:
     return RankShapes(
         kda_heads=kda_heads,
         mla_heads=arch.mla.num_heads // tp,
-        kda_state_bytes=kda_heads * kda.head_dim_k * kda.head_dim_v * FP32_BYTES,
+        kda_state_bytes=kda_heads * kda.head_dim_k * kda.head_dim_v * arch.state_bytes_per_value,
         kda_conv_state_bytes=(kda.conv_width - 1) * conv_channels * BF16_BYTES,
         kda_conv_weight_bytes=kda.conv_width * conv_channels * FP32_BYTES,
         kda_vector_bytes=(kda.key_width // tp + kda_heads + kda.head_dim_v) * FP32_BYTES,
@@ -258,24 +284,36 @@ def kv_bytes_per_token(arch: Architecture, kv_dtype: KvDtype) -> int:
     return arch.mla.cache_width * KV_DTYPE_BYTES[kv_dtype]
 
 
-def _bf16(
-    name: str, rows: int, depth: int, *, pad: int = 1, replicated: bool = False, num_batches: int = 1
+def _matrix(
+    arch: Architecture,
+    name: str,
+    rows: int,
+    depth: int,
+    *,
+    pad: int = 1,
+    unpadded: int | None = None,
+    replicated: bool = False,
+    num_batches: int = 1,
 ) -> Matrix:
+    """A matrix in its format; one of size zero is left out by the caller."""
     padded = _round_up(rows, pad)
+    stored = arch.weight_format(name)
     return Matrix(
         name=name,
         num_outputs=padded,
-        num_outputs_unpadded=rows,
+        num_outputs_unpadded=rows if unpadded is None else unpadded,
         depth=depth,
-        num_bytes=padded * depth * BF16_BYTES,
+        num_bytes=stored.matrix_bytes(padded, depth),
         replicated=replicated,
-        dtype="bfloat16",
+        dtype=_DTYPES.get(stored.name, stored.name),
         num_batches=num_batches,
     )
 
 
 def _cut_widths(arch: Architecture) -> dict[str, int]:
     """Everything that tensor parallelism divides, by the name that an error shows."""
+    stored = arch.weight_format("moe.expert_w2")
+    scale_group = stored.group or max(1, stored.block[1])
     return {
         "KDA heads": arch.kda.num_heads,
         "attention heads": arch.mla.num_heads,
@@ -285,7 +323,7 @@ def _cut_widths(arch: Architecture) -> dict[str, int]:
         "experts (router rows)": arch.moe.num_experts,
         "dense intermediate": arch.dense_intermediate,
         "shared-expert intermediate": arch.moe.shared_intermediate,
-        "scale groups of the expert intermediate": arch.moe.expert_intermediate // arch.moe.scale_group,
+        "scale groups of the expert intermediate": arch.moe.expert_intermediate // scale_group,
     }
 
 

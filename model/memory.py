@@ -126,11 +126,11 @@ def _weight_bytes(arch: Architecture, layout: Layout, shapes: RankShapes, sharde
     hidden, moe = arch.hidden_size, arch.moe
 
     def sizes(*names: str) -> int:
-        return sum(matrices[name].num_bytes for name in names)
+        return sum(matrices[name].num_bytes for name in names if name in matrices)
 
-    kda = sizes("kda.in_proj", "kda.f_b", "kda.o_proj")
+    kda = sizes("kda.in_proj", "kda.g_a", "kda.g_b", "kda.f_b", "kda.o_proj")
     kda += shapes.kda_conv_weight_bytes + shapes.kda_vector_bytes
-    mla = sizes("mla.qkv_a", "mla.gate", "mla.q_b", "mla.w_uk", "mla.w_uv", "mla.o_proj")
+    mla = sum(one.num_bytes for name, one in matrices.items() if name.startswith("mla."))
     mla += (arch.mla.q_lora_rank + arch.mla.kv_lora_rank) * BF16_BYTES
     latent = (
         ("moe.latent_down_shard", "moe.latent_up_shard")
@@ -157,7 +157,7 @@ def _row_bytes(arch: Architecture, layout: Layout) -> int:
     moe = arch.moe
     snapshots = arch.attn_res_sources(arch.num_layers, "mixer") * arch.hidden_size
     sublayer = 4 * arch.hidden_size + 2 * (2 * arch.kda.key_width + 2 * arch.kda.value_width) // layout.tp
-    experts = moe.top_k * (moe.latent_size + 2 * expert_slice(arch, layout)) + 2 * moe.latent_size
+    experts = moe.top_k * (arch.expert_depth + 2 * expert_slice(arch, layout)) + 2 * moe.latent_size
     logits_bytes = arch.vocab_size * FP32_BYTES + arch.vocab_size // layout.tp * BF16_BYTES
     return (snapshots + sublayer + experts) * BF16_BYTES + logits_bytes
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from k3sim.errors import UserError
 from k3sim.model.architecture import Architecture
 from k3sim.model.collectives import FORMS, Collectives
 from k3sim.model.layout import Layout, Matrix, Workload, expert_slice, rank_matrices, rank_shapes
 from k3sim.model.routing import UNIFORM, Routing
-from k3sim.model.step import HEAD, START, Path, Row
+from k3sim.model.step import FEATURES, HEAD, PLAIN, START, Path, Row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,12 +76,17 @@ def dimensions(
     rows = -(-workload.concurrency // layout.dp)
     shapes = rank_shapes(architecture, layout)
     moe = architecture.moe
-    if layout.ep > 1:
+    if not moe.num_experts:
+        distinct = 0.0
+    elif layout.ep > 1:
         distinct = routing.busiest_rank_experts(moe.num_experts, moe.top_k, rows, layout.ep)
     else:
         distinct = routing.distinct_experts(moe.num_experts, moe.top_k, rows)
+    mla = architecture.mla
+    attended = min(workload.context, mla.index_top_k) if mla.index_heads else workload.context
     kv_row_bytes = (architecture.mla.kv_lora_rank + architecture.mla.qk_rope_head_dim) * workload.kv_element_bytes
     return {
+        **{f"depth of {name}": matrix.depth for name, matrix in rank_matrices(architecture, layout).items()},
         "rows": rows,
         "hidden": architecture.hidden_size,
         "latent": moe.latent_size,
@@ -97,10 +103,21 @@ def dimensions(
         "mla_value_width": shapes.mla_heads * architecture.mla.v_head_dim,
         "kv_lora_rank": architecture.mla.kv_lora_rank,
         "kv_row_bytes": kv_row_bytes,
-        "context": -(-workload.context // layout.dcp),
+        "mla_query_width": shapes.mla_heads * mla.cache_width,
+        "kda_value_width": architecture.kda.value_width // layout.tp,
+        "mla_rope_width": shapes.mla_heads * mla.qk_rope_head_dim,
+        "q_lora_rank": mla.q_lora_rank,
+        "context": -(-attended // layout.dcp),
+        "cached": -(-workload.context // layout.dcp),
+        "index_heads": mla.index_heads,
+        "index_dim": mla.index_dim,
+        "index_top_k": mla.index_top_k,
+        "index_row_bytes": mla.index_dim + 4 if mla.index_heads else 0,  # fp8 and a scale in fp32
         "dcp": layout.dcp,
         "experts": moe.num_experts,
         "top_k": moe.top_k,
+        "top_k_groups": moe.top_k_groups if moe.num_groups > 1 else 1,
+        "expert_depth": architecture.expert_depth,
         "distinct_milli": round(1000 * distinct),
         "expert_width": expert_slice(architecture, layout),
         "shared_width": moe.shared_intermediate // layout.tp,
@@ -110,6 +127,27 @@ def dimensions(
         "latent_bytes": 2 * moe.latent_size // layout.tp,
         "front_bytes": 4 * (moe.num_experts + moe.latent_size) // layout.tp,  # with the latent in fp32
     }
+
+
+def features_of(architecture: Architecture, path: Path, *, block_scaled: bool) -> frozenset[str]:
+    """Which of ``step.FEATURES`` hold, for rows of a path to name."""
+    mla, moe, kda = architecture.mla, architecture.moe, architecture.kda
+    holds = {
+        "attention residual": bool(architecture.attn_res_block_size),
+        "latent": bool(moe.latent_size),
+        "shared experts": bool(moe.shared_intermediate),
+        "mla gate": mla.has_gate,
+        "query latent": bool(mla.q_lora_rank),
+        "rope": mla.has_rope,
+        "indexer": bool(mla.index_heads),
+        "convolution": kda.conv_width > 1,
+        "gate in full": not kda.gate_rank,
+        "expert groups": moe.num_groups > 1,
+        "kda": bool(architecture.kda_layers),
+        "block-scaled": block_scaled,
+        "vllm": path.engine == "vllm",
+    }
+    return frozenset(has if holds[has] else has_not for has, has_not in FEATURES)
 
 
 def build_program(
@@ -127,7 +165,9 @@ def build_program(
     ``collectives``: what a library finds on the machine and chooses the form of an all-reduce by.
     """
     kept = tuple(range(architecture.num_layers)) if only_layers is None else tuple(only_layers)
-    binder = _Binder(architecture, layout, path, dimensions(architecture, layout, workload, routing, collectives))
+    dims = dimensions(architecture, layout, workload, routing, collectives)
+    features = features_of(architecture, path, block_scaled=collectives.block_scaled)
+    binder = _Binder(architecture, layout, path, dims, features)
     binder.add_table(START, -1, START, 1, kept[0])
     for position, layer in enumerate(kept):
         next_layer = kept[position + 1] if position + 1 < len(kept) else None
@@ -140,14 +180,41 @@ def build_program(
     return Program(path=path, num_ranks=layout.tp, layers=kept, calls=tuple(binder.calls))
 
 
+def rows_of(
+    architecture: Architecture,
+    layout: Layout,
+    workload: Workload,
+    path: Path,
+    table: str,
+    *,
+    collectives: Collectives = COLLECTIVES,
+    snapshot: bool = False,
+) -> list[Row]:
+    """Rows of one table that run, in layers that keep a snapshot or in others.
+
+    Raises UserError where the path has no kernel for what the model has.
+    """
+    dims = dimensions(architecture, layout, workload, UNIFORM, collectives)
+    features = features_of(architecture, path, block_scaled=collectives.block_scaled)
+    return _Binder(architecture, layout, path, dims, features).rows_of(table, snapshot=snapshot)
+
+
 class _Binder:
     """Calls of a program so far: rows of the path's tables, bound to ``dims``."""
 
-    def __init__(self, architecture: Architecture, layout: Layout, path: Path, dims: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        layout: Layout,
+        path: Path,
+        dims: Mapping[str, int],
+        features: frozenset[str],
+    ) -> None:
         self._architecture = architecture
         self._layout = layout
         self._path = path
         self._dims = dims
+        self._features = features
         self._matrices = rank_matrices(architecture, layout)
         self._rows: dict[tuple[str, bool], list[Row]] = {}  # of a table that run, in layers with a snapshot or without
         self._latest: dict[str, int] = {}  # stage or exchange name -> its most recent call
@@ -159,18 +226,55 @@ class _Binder:
         names = {**self._dims, "sources": sources}
         if inside:
             names["ffn_sources"] = self._architecture.attn_res_sources(layer, "ffn")
-        for row in self._rows_of(table, snapshot=inside and self._architecture.is_snapshot(layer)):
+        for row in self.rows_of(table, snapshot=inside and self._architecture.is_snapshot(layer)):
             self._add(row, layer, kind, names, next_layer)
 
-    def _rows_of(self, table: str, *, snapshot: bool) -> list[Row]:
+    def rows_of(self, table: str, *, snapshot: bool) -> list[Row]:
+        """Rows of a table that run."""
         if (table, snapshot) not in self._rows:
             heads, rows = self._dims["kda_heads"], self._dims["rows"]
-            self._rows[table, snapshot] = [
+            plain = "plain residual" in self._features
+            if plain and self._path.switches:
+                raise UserError(
+                    f"path {self._path.name} changes kernels of attention residuals, which {self._architecture.name} "
+                    "has not; accepted: --path stock"
+                )
+            built = [
                 row
-                for row in self._path.tables[table]
-                if self._path.applies(row, self._layout, heads, rows, snapshot=snapshot)
+                for row in self._path.tables.get(f"{PLAIN}{table}" if plain else table, ())
+                if self._path.applies(
+                    row, self._layout, heads, rows, snapshot=snapshot, features=self._features
+                )
             ]
+            found = [row for row in built if row.accepts(self._format(row))]
+            self._check_formats(table, built, found)
+            self._rows[table, snapshot] = found
         return self._rows[table, snapshot]
+
+    def _format(self, row: Row) -> str:
+        return self._architecture.weight_format(row.decided_by).name
+
+    def _check_formats(self, table: str, built: list[Row], found: list[Row]) -> None:
+        """UserError for a table that is not there, a matrix that no kernel reads, and one that there is not."""
+        path, model = self._path, self._architecture.name
+        stages = {row.stage for row in found}
+        for row in built:
+            if row.weights and row.stage not in stages:
+                where = "" if "block-scaled" in self._features else " without block-scaled tensor cores"
+                raise UserError(
+                    f"no kernel for {self._format(row)} weights of {row.decided_by} on path {path.name}{where}"
+                )
+        if not found:
+            raise UserError(f"no kernels for {table} layers of {model} on path {path.name}, kernels {path.kernel_set}")
+        read = {name for row in found for name in row.weights}
+        absent = sorted(read.difference(self._matrices, ("next layer",)))
+        if absent:
+            raise UserError(f"path {path.name} reads {', '.join(absent)}, which {model} has not")
+        whole = {name.removesuffix("_shard") for name in read}
+        left = [name for name in self._matrices if name.startswith(f"{table}.") and name not in whole | read
+                and not name.endswith("_shard")]  # fmt: skip
+        if left:
+            raise UserError(f"no kernel on path {path.name} reads {', '.join(left)}, which {model} has")
 
     def _weight(self, name: str, layer: int) -> Weight:
         matrix: Matrix = self._matrices[name]

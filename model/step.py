@@ -18,7 +18,31 @@ if TYPE_CHECKING:
     from k3sim.model.layout import Layout, Workload
 
 START, HEAD = "start", "head"
+PLAIN = "plain "  # begins the names of the tables of models with a plain residual
 ANY_ROWS = 1 << 30
+
+#: What a model or its machine has or has not, as ``Row.needs`` names it; ``program.features_of`` says which hold.
+FEATURES = (
+    ("attention residual", "plain residual"),
+    ("latent", "no latent"),
+    ("shared experts", "no shared experts"),
+    ("mla gate", "no mla gate"),
+    ("query latent", "no query latent"),
+    ("rope", "no rope"),
+    ("indexer", "no indexer"),
+    ("convolution", "no convolution"),
+    ("gate in full", "gate of low rank"),
+    ("expert groups", "no expert groups"),
+    ("kda", "no kda"),
+    ("block-scaled", "no block-scaled"),  # tensor cores that take scales, from Blackwell on
+    ("vllm", "sglang"),
+)
+K3_FEATURES = frozenset(
+    {
+        "attention residual", "latent", "shared experts", "mla gate", "query latent", "no rope", "no indexer",
+        "convolution", "gate in full", "no expert groups", "kda", "block-scaled", "vllm",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +64,11 @@ class Row:
         ``library`` an all-reduce in the form that libraries choose (``collectives.py``).
     group
         the ranks of an exchange: all of them (``ranks``) or those that share a context (``dcp``).
+    needs
+        what must be so, joined by commas: of the layout, of the layer, or of the model (``FEATURES``).
+    formats, of
+        formats of the weights that the kernel is built for (empty: those of the release of K3), and the matrix that
+        says so where the kernel reads none.
     min_rows, max_rows
         the concurrency for which the kernel is built; beyond it a path falls back to the public kernels.
     """
@@ -58,30 +87,53 @@ class Row:
     group: str = "ranks"
     on: tuple[str, ...] = ()
     off: tuple[str, ...] = ()
-    needs: str = ""  # "dcp" or "no dcp"; "few kda heads" or "many kda heads"; "snapshot layer"
+    needs: str = ""
+    formats: tuple[str, ...] = ()
+    of: str = ""
     min_rows: int = 1
     max_rows: int = ANY_ROWS
 
+    @property
+    def decided_by(self) -> str:
+        """The matrix whose format decides whether the kernel is the one; "" for a kernel that any format has."""
+        return self.of or (self.weights[0] if self.weights and self.weights[0] != "next layer" else "")
+
+    def accepts(self, stored: str) -> bool:
+        """Whether the kernel is built for weights in this format."""
+        if not self.decided_by:
+            return True
+        return stored in (self.formats or ("mxfp4" if self.decided_by.startswith("moe.expert_") else "bf16",))
+
     def applies(
-        self, switches: frozenset[str], layout: Layout, kda_heads: int, rows: int, *, snapshot: bool = False
+        self,
+        switches: frozenset[str],
+        layout: Layout,
+        kda_heads: int,
+        rows: int,
+        *,
+        snapshot: bool = False,
+        features: frozenset[str] = K3_FEATURES,
     ) -> bool:
-        """Whether the row runs under these switches, on this layout, for this many rows, in such a layer."""
-        condition = {
-            "": True,
-            "dcp": layout.dcp > 1,
-            "no dcp": layout.dcp == 1,
+        """Whether the row runs under these switches, on this layout, for this many rows, in such a layer and model."""
+        true = {
+            "dcp" if layout.dcp > 1 else "no dcp",
             # The public fused KDA kernel is built for 12 heads a rank and more.
-            "few kda heads": kda_heads < 12,
-            "many kda heads": kda_heads >= 12,
-            "snapshot layer": snapshot,
-        }[self.needs]
-        condition = condition and self.min_rows <= rows <= self.max_rows
-        return condition and switches.issuperset(self.on) and switches.isdisjoint(self.off)
+            "few kda heads" if kda_heads < 12 else "many kda heads",
+            *(("snapshot layer",) if snapshot else ()),
+        }
+        if self.needs and not all(one in true or one in features for one in self.needs.split(", ")):
+            return False
+        if not self.min_rows <= rows <= self.max_rows:
+            return False
+        return switches.issuperset(self.on) and switches.isdisjoint(self.off)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Path:
-    """Tables by kind of sublayer (``kda``, ``mla``, ``dense``, ``moe``) and ``start`` and ``head``."""
+    """Tables by kind of sublayer (``kda``, ``mla``, ``dense``, ``moe``) and ``start`` and ``head``.
+
+    Those of models with a plain residual have names that begin with ``PLAIN``.
+    """
 
     name: str
     switches: frozenset[str]  # names of what is on: whole switches, and parts of others
@@ -89,20 +141,30 @@ class Path:
     next_weights: Mapping[str, tuple[str, ...]]  # mixer -> what a prefetch for the coming layer fetches
     unpadded_rows: int = 0  # up to how many rows the expert kernels take a slice as it is
     kernel_set: str = "public"
+    engine: str = "vllm"  # whose list of kernels it is, where engines differ
 
     def __hash__(self) -> int:
         """Of what tells paths apart in nearly all cases; tables are compared where that is equal."""
-        return hash((self.name, self.switches, self.unpadded_rows, self.kernel_set))
+        return hash((self.name, self.switches, self.unpadded_rows, self.kernel_set, self.engine))
 
     @property
     def switch_names(self) -> tuple[str, ...]:
         """What is on, in the order of the switches."""
         return named(part for name in self.switches for part in parts_of(name))
 
-    def applies(self, row: Row, layout: Layout, kda_heads: int, rows: int, *, snapshot: bool = False) -> bool:
-        """Whether a row of the path runs, on this layout, for this many rows, in such a layer."""
+    def applies(
+        self,
+        row: Row,
+        layout: Layout,
+        kda_heads: int,
+        rows: int,
+        *,
+        snapshot: bool = False,
+        features: frozenset[str] = K3_FEATURES,
+    ) -> bool:
+        """Whether a row of the path runs, on this layout, for this many rows, in such a layer and model."""
         switches = switches_at(row.stage, self.switches)
-        return row.applies(switches, layout, kda_heads, rows, snapshot=snapshot)
+        return row.applies(switches, layout, kda_heads, rows, snapshot=snapshot, features=features)
 
     def layout(self, layout: Layout, workload: Workload, pad_experts: bool | None) -> Layout:
         """``layout`` with expert slices padded as asked, or (None) as the path's expert kernels need them.

@@ -75,18 +75,21 @@ def overview() -> dict[str, Any]:
 
 def table_of(question: Question) -> dict[str, Any]:
     """The kernels that a question's path runs on its layout for its rows, by kind of layer and in order."""
-    from k3sim.model.layout import rank_shapes
+    from k3sim.model.program import rows_of
     from k3sim.model.switches import parts_at
+    from k3sim.sim.predict import collectives_of
 
     path, workload = question.path, question.workload
     layout = path.layout(question.layout, workload, question.pad_experts)
-    kda_heads = rank_shapes(question.architecture, layout).kda_heads
-    rows = -(-workload.concurrency // layout.dp)
+    collectives = collectives_of(question.machine, question.all_reduce)
 
-    def applies(row: Row, snapshot: bool) -> bool:
-        return path.applies(row, layout, kda_heads, rows, snapshot=snapshot)
+    def running_rows(kind: str, *, snapshot: bool) -> list[Row]:
+        return rows_of(
+            question.architecture, layout, workload, path, kind, collectives=collectives, snapshot=snapshot
+        )
 
-    running = {kind: [row for row in path.tables[kind] if applies(row, True)] for kind in KINDS}
+    running = {kind: running_rows(kind, snapshot=True) for kind in KINDS if kind in question.architecture.tables}
+    everywhere = {kind: running_rows(kind, snapshot=False) for kind in running}
     stages = {row.stage for table in running.values() for row in table}
     kinds: dict[str, list[dict[str, Any]]] = {}
     for kind, table in running.items():
@@ -106,7 +109,7 @@ def table_of(question: Question) -> dict[str, Any]:
                     "reads": list(row.weights),
                     "brought_by": list(parts_at(row.stage, row.on)),
                     "replaced_by": list(parts_at(row.stage, row.off)),
-                    "snapshot_layers_only": not applies(row, False),
+                    "snapshot_layers_only": row not in everywhere[kind],
                 }
             )
             before[row.stream] = row.stage

@@ -88,6 +88,14 @@ PUBLIC: Mapping[str, Block] = MappingProxyType(
         # vLLM's and FlashInfer's one-shot kernel: a cluster a row, 8 values and the words of every rank a thread
         # (allreduce_rmsnorm_reduce_scatter_early_exit.py); the project's takes 76 with 16 ranks, 45 with 8.
         "all_reduce": _engine(threads=128, registers=72, between=(40, 128), smem_bytes=1 * KIB),
+        # DeepGEMM: a warpgroup that loads, one that multiplies, a block an SM; shared memory by its tile (the cost).
+        "deep_gemm": _engine(threads=256, registers=128, between=(96, 232), smem_bytes=100 * KIB, max_per_sm=1),
+        # CuTe DSL's and trtllm-gen's block-scaled products: a block an SM, a ring of eight stages.
+        "block_scaled_gemm": _engine(threads=192, registers=128, between=(96, 255), smem_bytes=200 * KIB, max_per_sm=1),
+        # Triton's fused experts: four warps, tiles of 16 x 128 x 128, three or four stages; two or three fit an SM.
+        "triton_experts": _engine(threads=128, registers=128, between=(96, 255), smem_bytes=72 * KIB, max_per_sm=3),
+        # Marlin's experts: 256 threads with a launch bound of one block, four stages.
+        "marlin_experts": _engine(threads=256, registers=168, between=(128, 255), smem_bytes=96 * KIB, max_per_sm=2),
         # Elementwise kernels and copies: 256 threads, eight blocks an SM fit with 32 registers.
         "elementwise": _engine(threads=256, registers=32, between=(16, 64), smem_bytes=4 * KIB, max_per_sm=8),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from k3sim.kernels.footprints.engines import PUBLIC
 from k3sim.kernels.router_topk.cost import SELECTION_ROUNDS
@@ -35,6 +36,25 @@ def library_all_reduce(weights: Sequence[Weight], *, rows: int, hidden: int, ran
         sent_bytes_per_peer=row_bytes,
         then=(Pass(num_dependent_loads=1, activation_bytes_per_block=ranks * row_bytes // blocks),),
     )
+
+
+def all_reduce_norm(weights: Sequence[Weight], *, rows: int, hidden: int, ranks: int, form: int) -> Work:
+    """``library_all_reduce``, the residual and the RMSNorm behind it in one launch (FlashInfer, TensorRT-LLM).
+
+    The residual and the norm's weights are loaded beside the slots; a row's cluster adds up its squares. Where the sum
+    is not made in one shot, the norm follows the last hand-over in the same launch.
+    """
+    work = library_all_reduce(weights, rows=rows, hidden=hidden, ranks=ranks, form=form)
+    blocks = work.num_blocks
+    row_bytes = rows * hidden * BF16_BYTES
+    norm = Pass(
+        num_dependent_loads=1 if len(work.passes) == 1 else 0,
+        activation_bytes_per_block=2 * row_bytes // blocks,
+        num_block_reductions=1,
+        barrier=Barrier.CLUSTER,
+        num_barriers=1,
+    )
+    return replace(work, passes=(*work.passes, norm))
 
 
 def quantise(weights: Sequence[Weight], *, rows: int, width: int) -> Work:

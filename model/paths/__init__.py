@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from k3sim.errors import UserError
 from k3sim.model.names import check_name
+from k3sim.model.paths.families import FAMILY_TABLES
+from k3sim.model.paths.megakernel import MEGAKERNEL_TABLES
 from k3sim.model.paths.own import OWN_TABLES
-from k3sim.model.paths.public import BLOCK_ROWS, FUSED_NEXT_WEIGHTS, FUSED_TABLES, MEGAKERNEL_TABLES
+from k3sim.model.paths.public import BLOCK_ROWS, FUSED_NEXT_WEIGHTS, FUSED_TABLES
 from k3sim.model.step import ANY_ROWS, Path
 from k3sim.model.switches import PARTS, SWITCHES, chosen
 
-__all__ = ["KERNEL_SETS", "PARTS", "PATH_MEANINGS", "PATH_NAMES", "SWITCHES", "find_path"]
+__all__ = ["ENGINES", "KERNEL_SETS", "PARTS", "PATH_MEANINGS", "PATH_NAMES", "SWITCHES", "find_path"]
 
 #: Every path with what it is, in a line.
 PATH_MEANINGS = {
@@ -25,6 +27,11 @@ PATH_MEANINGS = {
 PATH_NAMES = tuple(PATH_MEANINGS)
 # Whose kernels a path runs: the public ones that its sources describe, or those that this project ships.
 KERNEL_SETS = ("public", "own")
+# Whose list of kernels the stock path of a model is, where two are public.
+ENGINES = ("vllm", "sglang")
+
+
+PUBLIC_TABLES = {**FUSED_TABLES, **FAMILY_TABLES}
 
 
 def find_path(
@@ -33,20 +40,23 @@ def find_path(
     with_switches: tuple[str, ...] = (),
     without: tuple[str, ...] = (),
     kernel_set: str = "public",
+    engine: str = "vllm",
 ) -> Path:
     """The path ``name``; ``fused`` has all four switches unless some are named.
 
     ``with_switches`` alone starts from none and adds; ``without`` takes away from all four; both name switches, or
     parts of them (``fused-allreduce.o-proj``). ``kernel_set``: the public kernels of that path, or this project's own.
+    ``engine``: whose list of public kernels, where engines differ.
 
-    Raises UserError for an unknown path, switch or kernel set, a switch both named and taken away, switches on a path
-    that has none, parts of switches with own kernels, and the megakernel with own kernels, which do not exist.
+    Raises UserError for an unknown path, switch, kernel set or engine, a switch both named and taken away, switches on
+    a path that has none, parts of switches with own kernels, and the megakernel with own kernels, which do not exist.
     """
     names = chosen(with_switches, without)
     check_name("path", name, PATH_NAMES)
     if name != "fused" and (with_switches or without):
         raise UserError(f"--with and --without change the path 'fused'; path {name!r} has no switches")
     check_name("kernels", kernel_set, KERNEL_SETS)
+    check_name("engine", engine, ENGINES)
     if name == "megakernel":
         if kernel_set == "own":
             raise UserError("path 'megakernel' has no kernels of the project's own; give it with --kernels public")
@@ -77,7 +87,8 @@ def find_path(
     return Path(
         name=name,
         switches=switches,
-        tables=FUSED_TABLES,
+        tables=PUBLIC_TABLES,
         next_weights=FUSED_NEXT_WEIGHTS,
         unpadded_rows=BLOCK_ROWS if dedicated_experts else 0,
+        engine=engine,
     )

@@ -7,9 +7,10 @@ kernel: ``off`` names the switch that removes the row, ``on`` the switches that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
+from k3sim.model.paths.formats import products_in_formats
+from k3sim.model.paths.indexer import INDEXER_ROWS
 from k3sim.model.step import HEAD, START, Row
 from k3sim.model.switches import SWITCHES
 
@@ -93,7 +94,7 @@ KDA_ROWS = (
     _row("kda.decode", "kda_decode.per_head", KDA_STATE, off=(BATCH,), needs="many kda heads", **PUBLIC),
     _row("kda.conv", "unfused.conv_update",
          {"rows": "rows", "conv_state_bytes": "kda_conv_state_bytes", "conv_weight_bytes": "kda_conv_weight_bytes"},
-         off=(BATCH,), needs="few kda heads"),
+         off=(BATCH,), needs="few kda heads, convolution"),
     _row("kda.recurrent", "unfused.recurrent_update",
          {"rows": "rows", "heads": "kda_heads", "state_bytes": "kda_state_bytes"}, off=(BATCH,), needs="few kda heads"),
     _row("kda.gated_norm", "unfused.gated_norm", {"rows": "rows", "heads": "kda_heads", "head_dim": "head_dim"},
@@ -108,16 +109,21 @@ KDA_ROWS = (
          sends="attention", **EARLY),
 )
 
+GATED: dict[str, Any] = {"needs": "mla gate"}
+UNGATED: dict[str, Any] = {"needs": "no mla gate"}
+
 MLA_ROWS = (
     _row("attn_res.mixer", "attn_res.single_block", MIX, off=(REDUCE,)),
     _row("attn_res.mixer", "attn_res.consume", SHARDS, on=(REDUCE,), receives=("residual",), **EARLY),
     _row("mla.gate", "skinny_gemv.column_pair", ROWS, weights=("mla.gate",), off=(BATCH,), stream="aux",
-         after=("attn_res.mixer",)),
+         after=("attn_res.mixer",), needs="mla gate"),
     _row("mla.qkv_a", "skinny_gemv.column_pair", ROWS, weights=("mla.qkv_a",), off=(BATCH,), **PUBLIC),
-    *_low_batch("mla.qkv_a_gate", "mla.qkv_a", "mla.gate", early=EARLY),
+    *_low_batch("mla.qkv_a_gate", "mla.qkv_a", "mla.gate", early={**EARLY, **GATED}, late=GATED),
+    *_low_batch("mla.qkv_a", "mla.qkv_a", early={**EARLY, **UNGATED}, late=UNGATED),
     _row("attn_res.snapshots", "attn_res.snapshot_sums", MIX, on=(REDUCE,), stream="aux", after=("attn_res.mixer",)),
     _row("mla.norms", "unfused.norm", {"rows": "rows", "width": 2048}, off=(BATCH,)),
     _row("mla.q_b", "skinny_gemv.column_pair", ROWS, weights=("mla.q_b",), off=(BATCH,), **PUBLIC),
+    *INDEXER_ROWS,
     _row("mla.absorb", "unfused.batched_gemm", ROWS, weights=("mla.w_uk",), off=(BATCH,)),
     _row("mla.query_cache", "unfused.query_and_cache", {"rows": "rows", "heads": "mla_own_heads",
          "kv_row_bytes": "kv_row_bytes"}, off=(BATCH,)),
@@ -137,9 +143,9 @@ MLA_ROWS = (
     _row("mla.lift", "unfused.batched_gemm", ROWS, weights=("mla.w_uv",), off=(BATCH,), needs="no dcp"),
     _row("mla.lift", "unfused.batched_gemm", ROWS, weights=("mla.w_uv",), needs="dcp"),
     _row("mla.gate_multiply", "unfused.elementwise", {"rows": "rows", "width": "mla_value_width"}, off=(BATCH,),
-         needs="no dcp", after=("mla.gate",)),
-    _row("mla.gate_multiply", "unfused.elementwise", {"rows": "rows", "width": "mla_value_width"}, needs="dcp",
-         after=("mla.gate",)),
+         needs="no dcp, mla gate", after=("mla.gate",)),
+    _row("mla.gate_multiply", "unfused.elementwise", {"rows": "rows", "width": "mla_value_width"},
+         needs="dcp, mla gate", after=("mla.gate",)),
     _row("mla.o_proj", "skinny_gemv.column_pair", ROWS, weights=("mla.o_proj",), off=(REDUCE,), **PUBLIC),
     _row("mla.all_reduce", "unfused.library_all_reduce", LIBRARY_ALL_REDUCE, off=(REDUCE,), launch="pdl",
          sends="attention", receives=("attention",), transport="library"),
@@ -172,6 +178,9 @@ BLOCK_ROWS, SELECT_INSIDE_ROWS = 8, 1
 # builds divide the latent projection alone and read the router whole on every rank (k3opt: 12.8 MB of 111 a layer).
 FRONT_ROWS = 8
 SELECT_BEFORE: dict[str, Any] = {"min_rows": SELECT_INSIDE_ROWS + 1, "max_rows": BLOCK_ROWS}
+
+
+NVFP4: dict[str, Any] = {"formats": ("nvfp4",), "needs": "block-scaled"}
 
 
 def _select_from_whole_logits(**columns: Any) -> tuple[Row, ...]:
@@ -219,10 +228,16 @@ def _grouped_experts(*, on: tuple[str, ...] = (), off: tuple[str, ...] = (), min
              on=on, off=off, **bounds),
         _row("moe.experts_1", "expert_gemv.gemm1", {**EXPERTS, "width": "expert_width"},
              weights=("moe.expert_w13",), launch="pdl", on=on, off=off, **bounds),
+        _row("moe.experts_1", "grouped_experts.trtllm_fp4", EXPERTS, weights=("moe.expert_w13",), launch="pdl", on=on,
+             off=off, **NVFP4, **bounds),
         _row("moe.experts_2", "expert_gemv.gemm2", {**EXPERTS, "latent": "latent"}, weights=("moe.expert_w2",),
              launch="pdl", on=on, off=off, **bounds),
+        _row("moe.experts_2", "grouped_experts.trtllm_fp4", EXPERTS, weights=("moe.expert_w2",), launch="pdl", on=on,
+             off=off, **NVFP4, **bounds),
     )
 
+
+SHARED: dict[str, Any] = {"needs": "shared experts"}
 
 MOE_ROWS = (
     *BEFORE_FFN,
@@ -237,13 +252,15 @@ MOE_ROWS = (
     _divided_front("logit_bytes", ("moe.router_shard",), on=(LOGITS,), off=(LATENT,), **EARLY),
     # Shared experts beside the selected ones.
     _row("moe.shared_gate_up", "skinny_gemv.column_pair", ROWS, weights=("moe.shared_gate_up",), off=(BATCH,),
-         stream="aux", after=("attn_res.ffn",)),
+         stream="aux", after=("attn_res.ffn",), **SHARED),
     _row("moe.shared_situ", "unfused.elementwise", {"rows": "rows", "width": "shared_width"}, off=(BATCH,),
-         stream="aux"),
-    *_low_batch("moe.shared_gate_up", "moe.shared_gate_up", early={**ASIDE, "trigger": "start"}, late=ASIDE),
+         stream="aux", **SHARED),
+    *_low_batch("moe.shared_gate_up", "moe.shared_gate_up", early={**ASIDE, "trigger": "start", **SHARED},
+                late={**ASIDE, **SHARED}),
     _row("moe.shared_down", "skinny_gemv.column_pair", ROWS, weights=("moe.shared_down",), off=(BATCH,),
-         stream="aux", launch="pdl"),
-    *_low_batch("moe.shared_down", "moe.shared_down", early={"stream": "aux", "launch": "pdl"}, late={"stream": "aux"}),
+         stream="aux", launch="pdl", **SHARED),
+    *_low_batch("moe.shared_down", "moe.shared_down", early={"stream": "aux", "launch": "pdl", **SHARED},
+                late={"stream": "aux", **SHARED}),
     # Selection and quantisation as separate kernels, and the grouped launches of the experts.
     *_grouped_experts(off=(BATCH,)),
     *_grouped_experts(on=(BATCH,), min_rows=BLOCK_ROWS + 1),
@@ -291,103 +308,19 @@ HEAD_ROWS = (
          on=(ROUTE,), after=("head.sample",)),
 )
 
+# Products of checkpoints that are quantised beyond the experts: the kernels that other models' stock paths run.
+_IN_BF16 = ("skinny_gemv.column_pair",)
+
 FUSED_TABLES: Mapping[str, tuple[Row, ...]] = {
     START: START_ROWS,
-    "kda": KDA_ROWS,
-    "mla": MLA_ROWS,
-    "dense": DENSE_ROWS,
-    "moe": MOE_ROWS,
+    "kda": products_in_formats(KDA_ROWS, _IN_BF16),
+    "mla": products_in_formats(MLA_ROWS, _IN_BF16),
+    "dense": products_in_formats(DENSE_ROWS, _IN_BF16),
+    "moe": products_in_formats(MOE_ROWS, _IN_BF16),
     HEAD: HEAD_ROWS,
 }
 
 FUSED_NEXT_WEIGHTS: Mapping[str, tuple[str, ...]] = {
     "kda": ("kda.in_proj",),
     "mla": ("mla.qkv_a", "mla.gate", "mla.q_b"),
-}
-
-
-# One program a step. A task has no launch and no completion: it starts when shared memory is free, its weights
-# stream in while it waits, and a counter (or a peer's data) tells it to go on. What is cheap enough is repeated
-# by every block instead of being handed over: the attention residual before the mixer, the expert selection, and
-# the latent's sum and norm.
-TASK: dict[str, Any] = {"launch": "task", "trigger": "start"}
-
-
-def _mixer_input(stage: str, weights: tuple[str, ...]) -> Row:
-    return _row(stage, "skinny_gemv.resident_after_combine", {"rows": "rows", "hidden": "hidden"}, weights=weights,
-                receives=("residual",), **TASK)
-
-
-PERSISTENT_KDA_ROWS = (
-    _mixer_input("kda.in_proj", ("kda.in_proj",)),
-    _row("attn_res.snapshots", "attn_res.snapshot_sums", MIX, stream="aux", after=("kda.in_proj",), **TASK),
-    _row("kda.decode", "kda_decode.public_cluster", KDA_STATE, weights=("kda.f_b",), **TASK),
-    _row("kda.o_proj", "proj_allreduce.produce", ROWS, weights=("kda.o_proj",), sends="attention", **TASK),
-)
-
-PERSISTENT_MLA_ROWS = (
-    _mixer_input("mla.qkv_a_gate", ("mla.qkv_a", "mla.gate")),
-    _row("attn_res.snapshots", "attn_res.snapshot_sums", MIX, stream="aux", after=("mla.qkv_a_gate",), **TASK),
-    _row("mla.prep", "mla_prep.public_fused",
-         {"rows": "rows", "heads": "mla_own_heads", "kv_row_bytes": "kv_row_bytes"},
-         weights=("mla.q_b", "mla.w_uk"), **TASK),
-    _row("mla.query_gather", "unfused.query_gather", {"rows": "rows", "heads": "mla_own_heads",
-         "kv_row_bytes": "kv_row_bytes"}, needs="dcp", sends="query", receives=("query",), group="dcp", **TASK),
-    _row("mla.attention", "mla_decode.partial", {**ATTENTION, "context_ranks": "dcp"}, needs="dcp",
-         sends="context", group="dcp", **TASK),
-    _row("mla.lse_merge", "mla_decode.lse_merge", {"rows": "rows", "heads": "mla_own_heads", "ranks": "dcp",
-         "kv_lora_rank": "kv_lora_rank"}, needs="dcp", receives=("context",), **TASK),
-    _row("mla.lift", "unfused.batched_gemm", ROWS, weights=("mla.w_uv",), needs="dcp", **TASK),
-    _row("mla.attention", "mla_decode.fused", ATTENTION, weights=("mla.w_uv",), needs="no dcp", **TASK),
-    _row("mla.o_proj", "proj_allreduce.produce", ROWS, weights=("mla.o_proj",), sends="attention", **TASK),
-)
-
-PERSISTENT_BEFORE_FFN = (
-    _row("attn_res.ffn", "attn_res.consume", PARTIAL_SUMS, receives=("attention",), **TASK),
-)
-
-PERSISTENT_DENSE_ROWS = (
-    *PERSISTENT_BEFORE_FFN,
-    _row("dense.gate_up", "skinny_gemv.resident", ROWS, weights=("dense.gate_up",), **TASK),
-    _row("dense.down", "proj_allreduce.produce", ROWS, weights=("dense.down",), sends="residual", **TASK),
-)
-
-PERSISTENT_MOE_ROWS = (
-    *PERSISTENT_BEFORE_FFN,
-    _row("moe.front", "skinny_gemv.ring_push", {"rows": "rows", "sent_bytes_per_row": "route_bytes"},
-         weights=("moe.router_shard", "moe.latent_down_shard"), sends="route", **TASK),
-    # The shared experts come before the selected ones in the queue: they run while the selection is on its way.
-    _row("moe.shared_gate_up", "skinny_gemv.ring", ROWS, weights=("moe.shared_gate_up",), **TASK),
-    _row("moe.shared_down", "skinny_gemv.ring", ROWS, weights=("moe.shared_down",), **TASK),
-    _row("moe.experts_1", "expert_gemv.task1", SELECT_EXPERTS, weights=("moe.expert_w13",), receives=("route",),
-         **TASK),
-    _row("moe.experts_2", "expert_gemv.task2", {**EXPERTS, "latent": "latent"}, weights=("moe.expert_w2",), **TASK),
-    _row("prefetch.next", "l2_prefetch.bulk", {"budget_bytes": 48 << 20}, weights=("next layer",), stream="prefetch",
-         after=("moe.experts_1",), **TASK),
-    _row("moe.tail_send", "latent_tail.send", {**TAIL, "expert_rows": "top_k"}, after=("moe.shared_down",),
-         sends="latent", **TASK),
-    _row("moe.latent_up", "latent_tail.up_after_sum", TAIL, weights=("moe.latent_up_shard",), receives=("latent",),
-         sends="residual", **TASK),
-)
-
-PERSISTENT_START_ROWS = (
-    START_ROWS[0],
-    _row("embed.push", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, sends="residual",
-         after=("host.inputs",), **TASK),
-)
-
-PERSISTENT_HEAD_ROWS = (
-    _row("head.attn_res", "attn_res.consume", SHARDS, receives=("residual",), **TASK),
-    _row("head.lm_head", "lm_head.top_k", ROWS, weights=("lm_head",), sends="candidates", **TASK),
-    _row("head.sample", "unfused.sample", {"rows": "rows", "ranks": "ranks"}, receives=("candidates",), **TASK),
-    replace(HEAD_ROWS[-1], on=()),
-)
-
-MEGAKERNEL_TABLES: Mapping[str, tuple[Row, ...]] = {
-    START: PERSISTENT_START_ROWS,
-    "kda": PERSISTENT_KDA_ROWS,
-    "mla": PERSISTENT_MLA_ROWS,
-    "dense": PERSISTENT_DENSE_ROWS,
-    "moe": PERSISTENT_MOE_ROWS,
-    HEAD: PERSISTENT_HEAD_ROWS,
 }

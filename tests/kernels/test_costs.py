@@ -40,6 +40,25 @@ def mxfp4(num_outputs: int, depth: int, num_experts: int, region: str = "e") -> 
     )  # fmt: skip
 
 
+def stored(num_outputs: int, depth: int, bits: float, num_experts: int = 1) -> Weight:
+    """So many bits a weight, scales included."""
+    num_bytes = int(num_experts * num_outputs * depth * bits / 8)
+    return Weight(region="q", num_outputs=num_outputs, depth=depth, num_bytes=num_bytes)
+
+
+# DeepSeek-V3 at TP8: eight experts of 512 x 7168 and 7168 x 256 at one row, 30.5 at four.
+CHOSEN1 = {"rows": 1, "top_k": 8, "distinct_milli": 8000}
+CHOSEN4 = {"rows": 4, "top_k": 8, "distinct_milli": 30_500}
+
+
+def grouped(bits: float) -> tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...]:
+    """Both products of DeepSeek-V3's experts; a matrix of all hit experts is read once."""
+    return (
+        ((stored(512, 7168, bits, 8),), CHOSEN1, int(29_360_128 * bits / 8)),
+        ((stored(7168, 256, bits, 30),), CHOSEN4, int(55_050_240 * bits / 8)),
+    )
+
+
 MIX = {"hidden": H}
 EXPERTS1 = {"rows": 1, "top_k": 16, "distinct_milli": 16_000}
 EXPERTS8 = {"rows": 8, "top_k": 16, "distinct_milli": 120_300}
@@ -275,6 +294,57 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
         ((), {"rows": 1, "hidden": H, "ranks": 8, "form": 0}, 0),
         ((), {"rows": 128, "hidden": H, "ranks": 8, "form": 1}, 0),
     ),
+    "unfused.all_reduce_norm": (
+        ((), {"rows": 1, "hidden": H, "ranks": 8, "form": 0}, 0),
+        ((), {"rows": 128, "hidden": H, "ranks": 8, "form": 1}, 0),
+    ),
+    "grouped_experts.trtllm_fp8": grouped(8),
+    "grouped_experts.trtllm_fp4": grouped(4.5),
+    "grouped_experts.trtllm_int4": grouped(4.5),
+    "grouped_experts.trtllm_bf16": grouped(16),
+    "grouped_experts.triton_fp8": grouped(8),
+    "grouped_experts.triton_bf16": grouped(16),
+    "grouped_experts.marlin": grouped(4.5),
+    "grouped_experts.activate": (
+        ((), {"rows": 1, "top_k": 8, "width": 256}, 0), ((), {"rows": 16, "top_k": 8, "width": 256}, 0),
+    ),
+    "grouped_experts.quantise": (
+        ((), {"rows": 1, "top_k": 8, "width": 256}, 0), ((), {"rows": 16, "top_k": 8, "width": 256}, 0),
+    ),
+    "grouped_experts.finalize": (
+        ((), {"rows": 1, "top_k": 8, "hidden": H}, 0), ((), {"rows": 16, "top_k": 8, "hidden": H}, 0),
+    ),
+    "grouped_experts.align": (
+        ((), {"rows": 1, "top_k": 8, "experts": 256}, 0), ((), {"rows": 16, "top_k": 8, "experts": 384}, 0),
+    ),
+    "grouped_experts.place": (((), {"rows": 1, "top_k": 8}, 0), ((), {"rows": 16, "top_k": 8}, 0)),
+    "grouped_experts.select": (
+        ((), {"rows": 1, "experts": 256, "top_k": 8, "groups": 4}, 0),
+        ((), {"rows": 16, "experts": 384, "top_k": 8, "groups": 1}, 0),
+    ),
+    "grouped_experts.route": (
+        ((), {"rows": 1, "experts": 256, "top_k": 8, "groups": 4}, 0),
+        ((), {"rows": 16, "experts": 384, "top_k": 8, "groups": 1}, 0),
+    ),
+    "indexer.key_and_query": (
+        ((), {"rows": 1, "heads": 64, "head_dim": 128, "index_row_bytes": 132}, 132),
+        ((), {"rows": 4, "heads": 32, "head_dim": 128, "index_row_bytes": 132}, 528),
+    ),
+    "indexer.scores": (
+        ((), {"rows": 1, "heads": 64, "head_dim": 128, "cached": 8192, "index_row_bytes": 132}, 1_081_344),
+        ((), {"rows": 4, "heads": 32, "head_dim": 128, "cached": 262_144, "index_row_bytes": 132}, 138_412_032),
+    ),
+    "indexer.top_k": (((), {"rows": 1, "cached": 8192}, 0), ((), {"rows": 4, "cached": 262_144}, 0)),
+    "quantised_gemm.fp8_block": (
+        ((stored(2112, H, 8),), {"rows": 1}, 15_138_816), ((stored(3072, 1536, 8),), {"rows": 64}, 4_718_592),
+    ),
+    "quantised_gemm.nvfp4": (
+        ((stored(H, 2048, 4.5),), {"rows": 1}, 8_257_536), ((stored(512, H, 4.5),), {"rows": 64}, 2_064_384),
+    ),
+    "quantised_gemm.mxfp8": (
+        ((stored(6144, 1536, 8.25),), {"rows": 1}, 9_732_096), ((stored(512, H, 8.25),), {"rows": 64}, 3_784_704),
+    ),
+    "quantised_gemm.quantise": (((), {"rows": 1, "width": H}, 0), ((), {"rows": 16, "width": 1536}, 0)),
     "unfused.batched_gemm": (
         ((bf16(12 * 512, 128),), {"rows": 1}, 1_572_864),
         ((bf16(6 * 128, 512),), {"rows": 4}, 786_432),
@@ -494,7 +564,8 @@ def test_counts_are_such_as_a_gpu_can_run() -> None:
 def test_only_state_and_cache_count_as_such() -> None:
     for operator, work in every_work():
         kinds = {read.kind for one in work.passes for read in one.reads}
-        has_state = operator.split(".")[0] in ("kda_decode", "mla_decode", "attn_res") or "update" in operator
+        folder = operator.split(".")[0]
+        has_state = folder in ("kda_decode", "mla_decode", "attn_res", "indexer") or "update" in operator
         assert ReadKind.KV_STATE not in kinds or has_state, operator
 
 

@@ -6,21 +6,24 @@ from itertools import product
 from typing import Any
 
 import pytest
+from families import FAMILIES
 
 from k3sim.errors import UserError
 from k3sim.kernels.costs import all_costs
 from k3sim.kernels.expert_gemv.launch import MAX_ROWS, WIDTHS
 from k3sim.model.config_file import load_architecture
 from k3sim.model.layout import Layout, Workload, rank_matrices
-from k3sim.model.paths import PARTS, PATH_NAMES, SWITCHES, find_path
+from k3sim.model.paths import PARTS, PATH_NAMES, PUBLIC_TABLES, SWITCHES, find_path
+from k3sim.model.paths.megakernel import MEGAKERNEL_TABLES
 from k3sim.model.paths.own import MAX_OWN_ROWS, OWN_EXPERT_WIDTHS, OWN_TABLES, check_own
-from k3sim.model.paths.public import FUSED_NEXT_WEIGHTS, FUSED_TABLES, LATENT, LOGITS, MEGAKERNEL_TABLES
+from k3sim.model.paths.public import FUSED_NEXT_WEIGHTS, LATENT, LOGITS
 from k3sim.model.program import dimensions
 from k3sim.model.routing import UNIFORM
-from k3sim.model.step import Row
+from k3sim.model.step import FEATURES, Row
 
 K3 = load_architecture()
-ROWS = [row for tables in (FUSED_TABLES, MEGAKERNEL_TABLES, OWN_TABLES) for rows in tables.values() for row in rows]
+ROWS = [row for tables in (PUBLIC_TABLES, MEGAKERNEL_TABLES, OWN_TABLES) for rows in tables.values() for row in rows]
+ANY_FEATURES = frozenset(name for pair in FEATURES for name in pair)
 
 
 def test_fused_has_all_switches_and_stock_none() -> None:
@@ -91,15 +94,16 @@ def test_a_name_that_resembles_nothing_gets_no_hint() -> None:
 
 
 def test_every_operator_has_a_cost_and_row() -> None:
-    # The fastest public product for each shape is what public tables time, and tinygemm what was read on an H200; the
-    # paths run what an engine picks.
-    timed_alone = {"skinny_gemv.low_latency", "skinny_gemv.tinygemm"}
+    # The fastest public product for each shape is what public tables time; the paths run what an engine picks.
+    timed_alone = {"skinny_gemv.low_latency"}
     assert {row.operator for row in ROWS} - {"host"} == set(all_costs()) - timed_alone
 
 
 def test_every_named_weight_and_dimension_exists() -> None:
-    matrices = set(rank_matrices(K3, Layout()))
-    known = set(dimensions(K3, Layout(), Workload(), UNIFORM)) | {"sources", "ffn_sources"}
+    layout, models = Layout(tp=8), (K3, *FAMILIES)
+    matrices = {name for model in models for name in rank_matrices(model, layout)}
+    known = {name for model in models for name in dimensions(model, layout, Workload(), UNIFORM)}
+    known |= {"sources", "ffn_sources"}
     for row in ROWS:
         assert set(row.weights) <= matrices | {"next layer"}, row.stage
         assert {value for value in row.shape.values() if isinstance(value, str)} <= known, row.stage
@@ -119,7 +123,7 @@ def test_every_row_runs_under_some_switches() -> None:
     layouts = [(Layout(tp=8), 12), (Layout(tp=16), 6), (Layout(tp=16, dcp=2), 6)]
     for row in ROWS:
         assert any(
-            row.applies(switches, layout, heads, rows, snapshot=True)
+            row.applies(switches, layout, heads, rows, snapshot=True, features=ANY_FEATURES)
             for switches in sets
             for layout, heads in layouts
             for rows in (1, 4, 8, 64)

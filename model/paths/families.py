@@ -1,0 +1,198 @@
+"""The stock path of models with a plain residual: DeepSeek-V3, R1 and V3.2, Kimi-K2 and its successors, Kimi-Linear.
+
+As vLLM 0.33.0 runs them (``models/deepseek_v2.py``, ``layers/mla.py``, ``layers/fused_moe``; for Kimi-Linear
+``models/kimi_k3/nvidia`` with the older KDA layer), and SGLang 0.5.23 where a row needs it. A layer's norm is part of
+the all-reduce in front of it; where KDA layers are, it is a launch of its own, as it is not settled whether vLLM's
+fusion pass reaches that model. FP8 and bf16 experts run through Triton on Hopper, all formats through trtllm-gen on
+Blackwell; int4 on Hopper through Marlin. Read a table from the top: it is the order of the main stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from k3sim.model.paths.formats import in_formats, product
+from k3sim.model.paths.indexer import INDEXER_ROWS
+from k3sim.model.paths.public import (
+    ATTENTION,
+    EXPERTS,
+    HEAD_ROWS,
+    LIBRARY_ALL_REDUCE,
+    ROWS,
+    START_ROWS,
+    _row,
+)
+from k3sim.model.step import HEAD, PLAIN, START, Row
+
+WHOLE_ROW: dict[str, int | str] = {"rows": "rows", "width": "hidden"}
+CHOSEN: dict[str, int | str] = {"rows": "rows", "experts": "experts", "top_k": "top_k", "groups": "top_k_groups"}
+EXPERT_ROWS: dict[str, int | str] = {"rows": "rows", "top_k": "top_k", "width": "expert_width"}
+TOKENS: dict[str, int | str] = {"rows": "rows", "top_k": "top_k"}
+# Up to how many rows the router's and the down projection's own kernels go; cuBLAS beyond.
+FEW_ROWS = 16
+# Beside the routed experts, from the layer's input on. SGLang issues them behind the routed branch, on the same fork.
+ASIDE: dict[str, Any] = {"stream": "aux"}
+LAYER_INPUT = ("mla.all_reduce", "mla.all_reduce.norm", "kda.all_reduce.norm")
+
+
+def _own_up_to(stage: str, weight: str, operator: str) -> tuple[Row, ...]:
+    """A bf16 product with a kernel of the engine's own for few rows."""
+    return (
+        _row(stage, operator, ROWS, weights=(weight,), max_rows=FEW_ROWS, launch="pdl", trigger="stream"),
+        _row(stage, "cublas.public_gemm", ROWS, weights=(weight,), min_rows=FEW_ROWS + 1),
+    )
+
+
+def _sum_and_norm(stage: str, exchange: str) -> tuple[Row, ...]:
+    """All-reduce, residual and the next RMSNorm, in one launch or two."""
+    joint: dict[str, Any] = {
+        "launch": "pdl", "sends": exchange, "receives": (exchange,), "transport": "library",
+    }  # fmt: skip
+    return (
+        _row(stage, "unfused.all_reduce_norm", LIBRARY_ALL_REDUCE, needs="no kda", **joint),
+        _row(stage, "unfused.library_all_reduce", LIBRARY_ALL_REDUCE, needs="kda", **joint),
+        _row(f"{stage}.norm", "unfused.norm", WHOLE_ROW, needs="kda"),
+    )
+
+
+FAMILY_START_ROWS = (*START_ROWS[:2], *_sum_and_norm("embed.all_reduce", "embed"))
+
+# The down projection of the latents, 2112 x 7168 for DeepSeek, is every rank's own copy. In bf16 it is the engines'
+# fused_a kernel, whose tiles are those of FlashInfer's ``tinygemm2``: 16 outputs a block, loads before the wait.
+FAMILY_MLA_ROWS = (
+    *in_formats(
+        _row("mla.qkv_a", "skinny_gemv.tinygemm", ROWS, weights=("mla.qkv_a",), needs="query latent",
+             max_rows=FEW_ROWS, launch="pdl", trigger="stream")),
+    *product("mla.qkv_a", "mla.qkv_a", needs="query latent", min_rows=FEW_ROWS + 1),
+    _row("mla.q_norm", "unfused.norm", {"rows": "rows", "width": "q_lora_rank"}, needs="query latent"),
+    *product("mla.q", "mla.q", needs="no query latent"),
+    *product("mla.kv_a", "mla.kv_a", needs="no query latent"),
+    _row("mla.kv_norm", "unfused.norm", {"rows": "rows", "width": "kv_lora_rank"}),
+    *product("mla.q_b", "mla.q_b", needs="query latent"),
+    _row("mla.rope", "unfused.elementwise", {"rows": "rows", "width": "mla_rope_width"}, needs="rope"),
+    *INDEXER_ROWS,
+    _row("mla.absorb", "unfused.batched_gemm", ROWS, weights=("mla.w_uk",)),
+    _row("mla.query", "unfused.elementwise", {"rows": "rows", "width": "mla_query_width"}),
+    _row("mla.cache", "unfused.query_and_cache", {"rows": "rows", "heads": "mla_own_heads",
+         "kv_row_bytes": "kv_row_bytes"}),
+    _row("mla.query_gather", "unfused.query_gather", {"rows": "rows", "heads": "mla_own_heads",
+         "kv_row_bytes": "kv_row_bytes"}, needs="dcp", launch="pdl", sends="query", receives=("query",), group="dcp"),
+    _row("mla.attention", "mla_decode.split_kv", ATTENTION, needs="no dcp", launch="pdl"),
+    _row("mla.attention", "mla_decode.partial", {**ATTENTION, "context_ranks": "dcp"}, needs="dcp", launch="pdl",
+         sends="context", group="dcp"),
+    _row("mla.lse_merge", "mla_decode.lse_merge", {"rows": "rows", "heads": "mla_own_heads", "ranks": "dcp",
+         "kv_lora_rank": "kv_lora_rank"}, needs="dcp", launch="pdl", receives=("context",)),
+    _row("mla.lift", "unfused.batched_gemm", ROWS, weights=("mla.w_uv",)),
+    *product("mla.o_proj", "mla.o_proj"),
+    *_sum_and_norm("mla.all_reduce", "attention"),
+)  # fmt: skip
+
+#: KDA with an output gate of low rank: separate kernels. SGLang joins the two inner products, and the outer two.
+FAMILY_KDA_ROWS = (
+    *product("kda.in_proj", "kda.in_proj", needs="vllm"),
+    *product("kda.g_a", "kda.g_a", needs="gate of low rank, vllm"),
+    *product("kda.g_b", "kda.g_b", needs="gate of low rank, vllm"),
+    *product("kda.f_b", "kda.f_b", needs="vllm"),
+    _row("kda.in_proj", "cublas.public_gemm", ROWS, weights=("kda.in_proj", "kda.g_a"),
+         needs="gate of low rank, sglang"),
+    _row("kda.in_proj", "cublas.public_gemm", ROWS, weights=("kda.in_proj",), needs="gate in full, sglang"),
+    _row("kda.f_b", "cublas.batched_gemm", ROWS, weights=("kda.f_b", "kda.g_b"),
+         needs="gate of low rank, sglang"),
+    _row("kda.f_b", "cublas.public_gemm", ROWS, weights=("kda.f_b",), needs="gate in full, sglang"),
+    _row("kda.conv", "unfused.conv_update",
+         {"rows": "rows", "conv_state_bytes": "kda_conv_state_bytes", "conv_weight_bytes": "kda_conv_weight_bytes"},
+         needs="convolution"),
+    _row("kda.recurrent", "unfused.recurrent_update",
+         {"rows": "rows", "heads": "kda_heads", "state_bytes": "kda_state_bytes"}),
+    _row("kda.copy_in", "unfused.elementwise", {"rows": "rows", "width": "kda_value_width"}),
+    _row("kda.gated_norm", "unfused.gated_norm", {"rows": "rows", "heads": "kda_heads", "head_dim": "head_dim"}),
+    _row("kda.copy_out", "unfused.elementwise", {"rows": "rows", "width": "kda_value_width"}),
+    *product("kda.o_proj", "kda.o_proj"),
+    *_sum_and_norm("kda.all_reduce", "attention"),
+)  # fmt: skip
+
+FAMILY_DENSE_ROWS = (
+    *product("dense.gate_up", "dense.gate_up"),
+    _row("dense.activate", "unfused.elementwise", {"rows": "rows", "width": "dense_width"}),
+    *product("dense.down", "dense.down"),
+    *_sum_and_norm("dense.all_reduce", "ffn"),
+)
+
+
+def _grouped(operator: str, formats: tuple[str, ...], needs: str, **columns: Any) -> tuple[Row, Row]:
+    return (
+        _row("moe.experts_1", operator, EXPERTS, weights=("moe.expert_w13",), formats=formats, needs=needs, **columns),
+        _row("moe.experts_2", operator, EXPERTS, weights=("moe.expert_w2",), formats=formats, needs=needs, **columns),
+    )
+
+
+def _of_experts(stage: str, operator: str, shape: Mapping[str, int | str], formats: tuple[str, ...], needs: str,
+                **columns: Any) -> Row:  # fmt: skip
+    return _row(stage, operator, shape, of="moe.expert_w13", formats=formats, needs=needs, **columns)
+
+
+def _trtllm(operator: str, formats: tuple[str, ...], *, quantises: bool) -> tuple[Row, ...]:
+    """Routing with the selection inside, both products, and the sum over a token's experts."""
+    first, second = _grouped(operator, formats, "block-scaled", launch="pdl")
+    quantise = _of_experts("moe.quantise", "quantised_gemm.quantise", {"rows": "rows", "width": "expert_depth"},
+                           formats, "block-scaled")  # fmt: skip
+    return (
+        *((quantise,) if quantises else ()),
+        _of_experts("moe.routing", "grouped_experts.route", CHOSEN, formats, "block-scaled", launch="pdl"),
+        first,
+        second,
+        _of_experts("moe.finalize", "grouped_experts.finalize", {**TOKENS, "hidden": "expert_depth"}, formats,
+                    "block-scaled", launch="pdl"),
+    )  # fmt: skip
+
+
+def _on_hopper(operator: str, formats: tuple[str, ...], *, quantises: bool) -> tuple[Row, ...]:
+    """Selection, two launches that sort the tokens, both products with what is between them, and the sum."""
+    first, second = _grouped(operator, formats, "no block-scaled")
+
+    def row(stage: str, operator: str, shape: Mapping[str, int | str]) -> Row:
+        return _of_experts(stage, operator, shape, formats, "no block-scaled")
+
+    return (
+        row("moe.routing", "grouped_experts.select", CHOSEN),
+        *((row("moe.quantise", "quantised_gemm.quantise", {"rows": "rows", "width": "expert_depth"}),)
+          if quantises else ()),
+        row("moe.align", "grouped_experts.align", {**TOKENS, "experts": "experts"}),
+        row("moe.place", "grouped_experts.place", TOKENS),
+        first,
+        row("moe.activate", "grouped_experts.activate", EXPERT_ROWS),
+        *((row("moe.requantise", "grouped_experts.quantise", EXPERT_ROWS),) if quantises else ()),
+        second,
+        row("moe.finalize", "grouped_experts.finalize", {**TOKENS, "hidden": "expert_depth"}),
+    )  # fmt: skip
+
+
+FAMILY_MOE_ROWS = (
+    *_own_up_to("moe.router", "moe.router", "skinny_gemv.tinygemm"),
+    *_trtllm("grouped_experts.trtllm_fp8", ("fp8_block",), quantises=True),
+    *_trtllm("grouped_experts.trtllm_fp4", ("nvfp4", "mxfp4"), quantises=True),
+    *_trtllm("grouped_experts.trtllm_int4", ("int4_g32",), quantises=False),
+    *_trtllm("grouped_experts.trtllm_bf16", ("bf16",), quantises=False),
+    *_on_hopper("grouped_experts.triton_fp8", ("fp8_block",), quantises=True),
+    *_on_hopper("grouped_experts.triton_bf16", ("bf16",), quantises=False),
+    *_on_hopper("grouped_experts.marlin", ("int4_g32", "int4_g128"), quantises=False),
+    *product("moe.shared_gate_up", "moe.shared_gate_up", needs="shared experts", after=LAYER_INPUT, **ASIDE),
+    _row("moe.shared_activate", "unfused.elementwise", {"rows": "rows", "width": "shared_width"},
+         needs="shared experts", **ASIDE),
+    *product("moe.shared_down", "moe.shared_down", needs="shared experts", **ASIDE),
+    _row("moe.add", "unfused.elementwise", WHOLE_ROW, needs="shared experts", after=("moe.shared_down",)),
+    *_sum_and_norm("moe.all_reduce", "ffn"),
+)
+
+FAMILY_HEAD_ROWS = HEAD_ROWS[3:]
+
+#: By kind of sublayer, as a ``Path`` holds them beside those of models with attention residuals.
+FAMILY_TABLES: Mapping[str, tuple[Row, ...]] = {
+    f"{PLAIN}{START}": FAMILY_START_ROWS,
+    f"{PLAIN}kda": FAMILY_KDA_ROWS,
+    f"{PLAIN}mla": FAMILY_MLA_ROWS,
+    f"{PLAIN}dense": FAMILY_DENSE_ROWS,
+    f"{PLAIN}moe": FAMILY_MOE_ROWS,
+    f"{PLAIN}{HEAD}": FAMILY_HEAD_ROWS,
+}
