@@ -15,13 +15,19 @@ from k3sim.calibrate.traces.events import ATTENTION, CLASSES, COLLECTIVE, COPY, 
 from k3sim.errors import UserError
 from k3sim.model.documents.document import Accepted, read_json
 
-#: Names as public engines and libraries have them (2026): NCCL, RCCL, vLLM, SGLang, TensorRT-LLM, CUTLASS, Triton, AITER.
+#: Names as public engines and libraries have them: NCCL, RCCL, vLLM, SGLang, TensorRT-LLM, CUTLASS, Triton, AITER.
 PATTERNS: tuple[tuple[str, str], ...] = (
     (r"^(Memcpy|Memset|CopyDevice|__amd_rocclr_(copy|fill)|MEMORY_COPY)", COPY),
-    (r"nccl|rccl|cross_device_reduce|multimem_all_?reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
-     r"|nvshmem|one_?shot_?push|deep_?ep|lamport", COLLECTIVE),
-    (r"flash|fmha|attention|paged_?kv|decode_?with_?paged|mla_|_mla|kda|gated_?delta|gdn|causal_?conv1d|recompute_w_u"
-     r"|scaled_dot_kkt|merge_?state|selective_scan|mamba", ATTENTION),
+    (
+        r"nccl|rccl|cross_device_reduce|multimem_all_?reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
+        r"|nvshmem|one_?shot_?push|deep_?ep|lamport",
+        COLLECTIVE,
+    ),
+    (
+        r"flash|fmha|attention|paged_?kv|decode_?with_?paged|mla_|_mla|kda|gated_?delta|gdn|causal_?conv1d|recompute_w_u"
+        r"|scaled_dot_kkt|merge_?state|selective_scan|mamba",
+        ATTENTION,
+    ),
     (r"moe|expert|topk_?gating|grouped_?topk|routing|finalize_?kernel|router", MOE),
     (r"rms_?norm|layer_?norm|norm_?kernel|_norm(_|$|<)|fused_add_norm|l2norm", NORM),
     (r"gemm|gemv|matmul|nvjet|cutlass::device_kernel|^Cijk_|wvSplitK|^bmm_|cublas|splitk|_mm(_|$)|linear|proj", GEMM),
@@ -50,7 +56,7 @@ class KernelNames:
 
 
 def short_name(name: str) -> str:
-    """A demangled name without return type, namespaces, template arguments and parameters; a mangled one's last word."""
+    """A name without return type, namespaces, template arguments and parameters; the last word of a mangled one."""
     if name.startswith("_Z"):
         return _last_mangled(name) or name
     if name.startswith(("Memcpy", "Memset")):
