@@ -1,6 +1,8 @@
 """Instructions of a megakernel, and the list of them: a queue for each SM.
 
-An SM runs its queue in order. Nothing orders two queues but counters: an instruction starts once the counters of
+An SM runs its queue in order, in two strands: seven warps compute, and an eighth takes what belongs to an exchange
+(REDUCE, FINISH, ADVANCE). A strand skips what is the other's; a KDA head needs all eight warps and so belongs to both.
+Nothing else orders two instructions but counters: an instruction starts once the counters of
 ``waits`` have reached their targets, and adds one to those of ``signals`` when what it wrote is visible. A counter with
 ``is_flag`` lies in no memory of its own: the reader polls the written words until none reads "not arrived".
 
@@ -28,6 +30,11 @@ class Opcode(Enum):
     REDUCE = 4  # columns of the exchanged product: sum over ranks, new residual, sums for its norm
     FINISH = 5  # empty what the last exchange left
     ADVANCE = 6  # count the launch
+
+
+COMPUTING, EXCHANGING = 0, 1
+NUM_STRANDS = 2
+_EXCHANGES = (Opcode.REDUCE, Opcode.FINISH, Opcode.ADVANCE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +108,15 @@ class Instruction:
     writes: tuple[Access, ...] = ()
 
     @property
+    def strands(self) -> tuple[int, ...]:
+        """Which warps of the SM run it."""
+        if self.opcode is Opcode.KDA_HEAD:
+            return (COMPUTING, EXCHANGING)
+        return (EXCHANGING,) if self.opcode in _EXCHANGES else (COMPUTING,)
+
+    @property
     def name(self) -> str:
+        """In messages."""
         return f"layer {self.layer} {self.stage} {self.opcode.name} SM {self.sm}"
 
 
@@ -125,6 +140,10 @@ class InstructionList:
             names.update(dict.fromkeys(wait.counter for wait in one.waits))
             names.update(dict.fromkeys(one.signals))
         return tuple(name for name in names if name not in self.flags)
+
+    def strand(self, sm: int, strand: int) -> tuple[Instruction, ...]:
+        """What one strand of an SM runs, in order."""
+        return tuple(one for one in self.queues[sm] if strand in one.strands)
 
     def totals(self) -> dict[str, int]:
         """How often each counter is signalled in a launch."""

@@ -1,6 +1,6 @@
 """Runs an instruction list on the CPU: what the kernel computes, instruction by instruction, in fp32 torch.
 
-The order is any that counters allow (``seed``), so a result that changes with the seed shows a missing wait. Roundings
+The order is any that strands and counters allow (``seed``), so a result that changes with the seed shows a missing wait. Roundings
 to bf16 stand where the kernel has them; sums within a product are torch's, so results agree to rounding and not by bit.
 
 Tensors lie in one dictionary by name, as ``schedule`` names buffers; matrices, states and vectors of a layer as
@@ -19,7 +19,7 @@ import torch
 from k3sim.errors import UserError
 from k3sim.kernels.attn_res.reference import NORM_EPSILON
 from k3sim.kernels.kda_decode.reference import kda_decode
-from k3sim.kernels.megakernel.instructions import Instruction, InstructionList, Opcode
+from k3sim.kernels.megakernel.instructions import NUM_STRANDS, Instruction, InstructionList, Opcode
 from k3sim.kernels.megakernel.schedule import BUFFERS, COLUMNS
 from k3sim.kernels.skinny_gemv.reference import situ_glu
 
@@ -31,34 +31,38 @@ def run(program: InstructionList, memory: Memory, *, seed: int = 0) -> list[Inst
     """Run ``program`` over ``memory``, in place; returns the order. Raises UserError where it hangs."""
     choose = random.Random(seed)
     count = dict.fromkeys((*program.counters, *program.flags), 0)
-    heads = [0] * len(program.queues)
+    places = [(sm, strand) for sm in range(len(program.queues)) for strand in range(NUM_STRANDS)]
+    strands = {place: program.strand(*place) for place in places}
+    heads = dict.fromkeys(strands, 0)
     order: list[Instruction] = []
-    while True:
-        left = [sm for sm, queue in enumerate(program.queues) if heads[sm] < len(queue)]
-        ready = [
-            sm
-            for sm in left
-            if all(count[wait.counter] >= wait.target for wait in program.queues[sm][heads[sm]].waits)
-        ]
+
+    def coming(place: tuple[int, int]) -> Instruction | None:
+        return strands[place][heads[place]] if heads[place] < len(strands[place]) else None
+
+    def may_start(one: Instruction) -> bool:
+        here = all(coming((one.sm, strand)) is one for strand in one.strands)
+        return here and all(count[wait.counter] >= wait.target for wait in one.waits)
+
+    while left := [one for place in strands if (one := coming(place)) is not None]:
+        ready = [one for one in left if may_start(one)]
         if not ready:
-            break
-        sm = choose.choice(ready)
-        one = program.queues[sm][heads[sm]]
+            raise UserError(f"instruction list: {left[0].name} waits for ever")
+        one = choose.choice(ready)
         EXECUTE[one.opcode](one, memory)
         for counter in one.signals:
             count[counter] += 1
-        heads[sm] += 1
+        for strand in one.strands:
+            heads[one.sm, strand] += 1
         order.append(one)
-    if left:
-        raise UserError(f"instruction list: {program.queues[left[0]][heads[left[0]]].name} waits for ever")
     return order
 
 
 def fill(memory: Memory, program: InstructionList, *, hidden: int, ranks: int) -> None:
     """Add what a list reads and writes besides operands: receive buffers, outputs, the sums of the first norm."""
     like = memory["residual"]
-    for number in range(BUFFERS):
-        memory[f"received {number}"] = torch.full((ranks, hidden), NOT_ARRIVED, dtype=like.dtype, device=like.device)
+    received = torch.full((BUFFERS, ranks, hidden), NOT_ARRIVED, dtype=like.dtype, device=like.device)
+    for number, buffer in enumerate(received):  # one behind the other, as pushes find them
+        memory[f"received {number}"] = buffer
     for name, num_bytes in program.sizes.items():
         if name.endswith(" out"):
             memory[name] = torch.zeros(num_bytes // 2, dtype=like.dtype, device=like.device)

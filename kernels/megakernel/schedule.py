@@ -176,7 +176,7 @@ class _Builder:
                     depth=HEAD_DIM,
                     waits=self.waits, signals=(counter,),
                     streams=(
-                        Stream(region=self.part(weight.region, head * gate_bytes, gate_bytes), stage_bytes=STAGE_BYTES),
+                        Stream(region=self.part(weight.region, head * gate_bytes, gate_bytes), stage_bytes=gate_bytes // 4),
                         Stream(region=states, stage_bytes=STAGE_BYTES),
                     ),
                     reads=(Access(region=self.whole(self.output[0], self.sizes[self.output[0]]),

@@ -2,12 +2,12 @@
 
 * Every target is what its counter reaches in a launch: more would hang, and with less it would not be known whose
   signals have come.
-* The list ends: queues are run in the order that the counters allow. Counters only grow, so one order stands for all,
+* The list ends: strands are run in the order that the counters allow. Counters only grow, so one order stands for all,
   and an instruction that is left behind is in a cycle or behind one.
-* Two accesses of the same bytes, one of them a write, are ordered by queues and counters, and the last write in front
+* Two accesses of the same bytes, one of them a write, are ordered by strands and counters, and the last write in front
   of a read is of the version that the read means. What is read ahead through the ring counts as read at the launch.
 
-Order is kept as one vector clock an instruction: how far each queue has surely come when it starts.
+Order is kept as one vector clock an instruction: how far each strand of each SM has surely come when it starts.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from k3sim.errors import UserError
-from k3sim.kernels.megakernel.instructions import INITIAL, Instruction, InstructionList, Region
+from k3sim.kernels.megakernel.instructions import INITIAL, NUM_STRANDS, Access, Instruction, InstructionList, Region
 
 MAX_FAULTS = 8
 
 
 @dataclass(frozen=True)
 class _Use:
-    """One access: by the instruction at ``place`` of queue ``sm``; ``seen``: its vector clock."""
+    """One access: by the instruction at ``place`` of a strand (of the last one that it is in); ``seen``: its clock."""
 
-    sm: int
+    strand: int
     place: int
     seen: tuple[int, ...]
     region: Region
@@ -40,7 +40,7 @@ class _Use:
         """Whether it is surely over when ``other`` takes place."""
         if other.ahead:  # it may take place at the launch
             return False
-        return self.place < (other.place if self.sm == other.sm else other.seen[self.sm])
+        return self.place < other.seen[self.strand]
 
 
 def check(program: InstructionList) -> InstructionList:
@@ -58,8 +58,8 @@ def find_faults(program: InstructionList) -> Iterator[str]:
     if faults:
         return
     clocks = _run(program)
-    pairs = zip(program.queues, clocks, strict=True)
-    stuck = [queue[len(seen)] for queue, seen in pairs if len(seen) < len(queue)]
+    pairs = zip(_strands(program), clocks, strict=True)
+    stuck = [strand[len(seen)] for strand, seen in pairs if len(seen) < len(strand)]
     for one in stuck:
         waited = ", ".join(wait.counter for wait in one.waits)
         yield f"{one.name} never starts: it waits for {waited} in a cycle"
@@ -78,29 +78,40 @@ def _wrong_targets(program: InstructionList) -> Iterator[str]:
                 yield f"{one.name} waits for {wait.target} of {total} signals of {wait.counter}: for which is not known"
 
 
+def _strands(program: InstructionList) -> list[tuple[Instruction, ...]]:
+    """All strands: those of SM s are numbers 2 s and 2 s + 1."""
+    return [program.strand(sm, strand) for sm in range(len(program.queues)) for strand in range(NUM_STRANDS)]
+
+
 def _run(program: InstructionList) -> list[list[tuple[int, ...]]]:
-    """Vector clocks, queue by queue, of the instructions that start."""
-    num = len(program.queues)
-    totals = program.totals()
-    left = dict(totals)
-    merged: dict[str, list[int]] = {counter: [0] * num for counter in totals}
+    """Vector clocks, strand by strand, of the instructions that start."""
+    strands = _strands(program)
+    left = program.totals()
+    merged: dict[str, list[int]] = {counter: [0] * len(strands) for counter in left}
     waiting: dict[str, list[int]] = {}
-    clocks: list[list[tuple[int, ...]]] = [[] for _ in range(num)]
-    now = [[0] * num for _ in range(num)]
-    ready = list(range(num))
+    clocks: list[list[tuple[int, ...]]] = [[] for _ in strands]
+    now = [[0] * len(strands) for _ in strands]
+    ready = list(range(len(strands)))
     while ready:
-        sm = ready.pop()
-        queue, clock = program.queues[sm], now[sm]
-        while len(clocks[sm]) < len(queue):
-            one = queue[len(clocks[sm])]
+        number = ready.pop()
+        while len(clocks[number]) < len(strands[number]):
+            one = strands[number][len(clocks[number])]
             missing = next((wait.counter for wait in one.waits if left.get(wait.counter, 0)), None)
             if missing is not None:
-                waiting.setdefault(missing, []).append(sm)
+                waiting.setdefault(missing, []).append(number)
                 break
+            own = [number - number % NUM_STRANDS + strand for strand in one.strands]
+            if any(_next(strands, clocks, other) is not one for other in own):
+                break  # the strand that is behind comes here too
+            clock = list(map(max, *(now[other] for other in own))) if len(own) > 1 else now[number]
             for wait in one.waits:
                 clock[:] = map(max, clock, merged.get(wait.counter, clock))
-            clocks[sm].append(tuple(clock))
-            clock[sm] = len(clocks[sm])
+            for other in own:
+                clocks[other].append(tuple(clock))
+            for other in own:
+                clock[other] = len(clocks[other])
+                now[other] = list(clock)
+            ready += [other for other in own if other != number]
             for counter in one.signals:
                 merged[counter] = list(map(max, merged[counter], clock))
                 left[counter] -= 1
@@ -109,24 +120,25 @@ def _run(program: InstructionList) -> list[list[tuple[int, ...]]]:
     return clocks
 
 
+def _next(
+    strands: list[tuple[Instruction, ...]], clocks: list[list[tuple[int, ...]]], number: int
+) -> Instruction | None:
+    """The instruction that a strand has come to."""
+    place = len(clocks[number])
+    return strands[number][place] if place < len(strands[number]) else None
+
+
 def _uses(program: InstructionList, clocks: list[list[tuple[int, ...]]]) -> dict[str, list[_Use]]:
     found: dict[str, list[_Use]] = {}
-    for sm, queue in enumerate(program.queues):
-        for place, (one, seen) in enumerate(zip(queue, clocks[sm], strict=True)):
-
-            def add(
-                region: Region, version: int, writes: bool, ahead: bool, one: Instruction = one, place: int = place,
-                seen: tuple[int, ...] = seen, sm: int = sm,
-            ) -> None:
-                use = _Use(sm, place, seen, region, version, writes, ahead, one.name)
-                found.setdefault(region.buffer, []).append(use)
-
-            for stream in one.streams:
-                add(stream.region, INITIAL, False, True)
-            for read in one.reads:
-                add(read.region, read.version, False, False)
-            for write in one.writes:
-                add(write.region, write.version, True, False)
+    for number, strand in enumerate(_strands(program)):
+        for place, (one, seen) in enumerate(zip(strand, clocks[number], strict=True)):
+            if one.strands[-1] != number % NUM_STRANDS:
+                continue
+            accesses = [(Access(region=stream.region), False, True) for stream in one.streams]
+            accesses += [(read, False, False) for read in one.reads] + [(write, True, False) for write in one.writes]
+            for access, writes, ahead in accesses:
+                use = _Use(number, place, seen, access.region, access.version, writes, ahead, one.name)
+                found.setdefault(access.region.buffer, []).append(use)
     return found
 
 
@@ -171,6 +183,6 @@ def _faults_of_read(read: _Use, edges: list[int], cells: dict[int, list[_Use]]) 
 
 def _follows(write: _Use, read: _Use) -> bool:
     """Whether a write surely comes behind a read. An instruction's own writes follow what it reads."""
-    if (write.sm, write.place) == (read.sm, read.place):
+    if (write.strand, write.place) == (read.strand, read.place):
         return True
-    return read.place < (write.place if read.sm == write.sm else write.seen[read.sm])
+    return read.precedes(write) if not read.ahead else read.place < write.seen[read.strand]

@@ -10,7 +10,7 @@ import pytest
 from dense_model import dense_architecture, program_of
 
 from k3sim.errors import UserError
-from k3sim.kernels.megakernel.instructions import EMPTY, Access, Instruction, InstructionList, Opcode, Wait
+from k3sim.kernels.megakernel.instructions import COMPUTING, EMPTY, Access, Instruction, InstructionList, Opcode, Wait
 from k3sim.kernels.megakernel.schedule import schedule, streamed_bytes
 from k3sim.kernels.megakernel.validator import check, find_faults
 from k3sim.model.architecture import Architecture
@@ -37,6 +37,11 @@ def at(program: InstructionList, place: Place) -> Instruction:
     return program.queues[place[0]][place[1]]
 
 
+def computing(program: InstructionList, sm: int) -> list[int]:
+    """Places of a queue whose instructions are of the computing strand."""
+    return [place for place, one in enumerate(program.queues[sm]) if COMPUTING in one.strands]
+
+
 def one_signal_missing(program: InstructionList, choose: random.Random) -> InstructionList:
     waited = {wait.counter for one in program for wait in one.waits}
     place = choose.choice(places(program, lambda one: waited.intersection(one.signals)))
@@ -59,9 +64,9 @@ def target_too_low(program: InstructionList, choose: random.Random) -> Instructi
 
 
 def wait_for_what_comes_later(program: InstructionList, choose: random.Random) -> InstructionList:
-    """An instruction waits for a later one of its own queue."""
-    sm = choose.choice([sm for sm, queue in enumerate(program.queues) if len(queue) > 2])
-    early, late = sorted(choose.sample(range(len(program.queues[sm])), 2))
+    """An instruction waits for a later one of its own strand."""
+    sm = choose.randrange(len(program.queues))
+    early, late = sorted(choose.sample(computing(program, sm), 2))
     first, second = (at(program, (sm, one)) for one in (early, late))
     first = replace(first, waits=(*first.waits, Wait(counter="circle", target=1)))
     second = replace(second, signals=(*second.signals, "circle"))
@@ -70,10 +75,10 @@ def wait_for_what_comes_later(program: InstructionList, choose: random.Random) -
 
 def circle_of_two_queues(program: InstructionList, choose: random.Random) -> InstructionList:
     """Two instructions that wait for each other's successors."""
-    one, other = choose.sample([sm for sm, queue in enumerate(program.queues) if len(queue) > 1], 2)
+    one, other = choose.sample(range(len(program.queues)), 2)
     found: dict[Place, Instruction] = {}
     for sm, peer in ((one, other), (other, one)):
-        early, late = sorted(choose.sample(range(len(program.queues[sm])), 2))
+        early, late = sorted(choose.sample(computing(program, sm), 2))
         first, second = at(program, (sm, early)), at(program, (sm, late))
         found[sm, early] = replace(first, waits=(*first.waits, Wait(counter=f"by {peer}", target=1)))
         found[sm, late] = replace(second, signals=(*second.signals, f"by {sm}"))
@@ -81,14 +86,12 @@ def circle_of_two_queues(program: InstructionList, choose: random.Random) -> Ins
 
 
 def queue_out_of_order(program: InstructionList, choose: random.Random) -> InstructionList:
-    """A push behind the reduction that polls for it."""
-    found = [
-        (sm, place)
-        for sm, place in places(program, lambda one: one.opcode is Opcode.GEMV_PUSH)
-        if at(program, (sm, place + 1)).opcode is Opcode.REDUCE
-    ]
-    sm, place = choose.choice(found)
-    return changed(program, {(sm, place): at(program, (sm, place + 1)), (sm, place + 1): at(program, (sm, place))})
+    """Two pushes, or two reductions, of an SM change places."""
+    kind = choose.choice((Opcode.GEMV_PUSH, Opcode.REDUCE))
+    sm = choose.randrange(3)
+    found = places(program, lambda one: one.opcode is kind and one.sm == sm)
+    first, second = choose.sample(found, 2)
+    return changed(program, {first: at(program, second), second: at(program, first)})
 
 
 def no_wait(program: InstructionList, choose: random.Random) -> InstructionList:
