@@ -205,8 +205,9 @@ def main() -> None:
         case(f"check {layers}", lambda layers=layers: check(layers, options.replays))
     for layers in options.layers:
         case(f"megakernel {layers}", lambda layers=layers: timed(layers))
-    for window in options.windows:
-        case(f"megakernel {options.layers[0]} window {window}", lambda window=window: timed(options.layers[0], window=window))
+    for wide, narrow in zip(options.windows[::2], options.windows[1::2], strict=True):
+        how = {"window": wide, "narrow_window": narrow}
+        case(f"megakernel {options.layers[0]} {how}", lambda how=how: timed(options.layers[0], **how))
     case("stamped 3", lambda: stamped(3))
     for layers in options.layers:
         case(f"fused {layers}", lambda layers=layers: fused(layers))

@@ -77,6 +77,7 @@ RING_STAGES = 15
 CHUNK = 8  # bf16 values in 16 bytes
 THREAD_CHUNKS = HIDDEN // CHUNK // (32 * PRODUCT_WARPS)
 THREAD_VALUES = CHUNK * THREAD_CHUNKS
+AHEAD = 8  # stages: with as many unread the products are not short of weights
 MAX_WINDOW = RING_STAGES - PRODUCT_WARPS
 ROW_GROUP = 4  # rows whose sums are folded together
 MAX_ROWS = 64  # of a product on an SM, pairs counted twice
@@ -84,7 +85,7 @@ L2_EPSILON = 1e-6
 NORM_EPSILON = 1e-5
 DECAY_BOUND = -5.0
 NUM_PARTS = HIDDEN // COLUMNS  # SMs that leave sums of the norm
-GATE_STAGES, STATE_STAGES, STATE_ROWS = 4, 5, 28  # of a head: 32 rows of the gate weight, 28 of the state a stage
+GATE_STAGES, STATE_STAGES, STATE_ROWS = 4, 8, 16  # of a head: 32 rows of the gate weight, 16 of the state a stage
 # Shared memory: ring, full and empty barriers, sums of a product by warp, what the threads of a head share.
 BARRIERS = RING_STAGES * STAGE_BYTES
 SCRATCH = BARRIERS + 16 * RING_STAGES
@@ -99,6 +100,7 @@ class MegakernelConfiguration:
     """What the machine code depends on. ``depths``: of pushed products, in the order of a record's variant.
 
     ``window``: stages that are under way at a time, at most; the ring may be full of those that have come.
+    ``narrow_window``: as many while ``AHEAD`` stages wait to be read.
     """
 
     num_sms: int
@@ -106,6 +108,7 @@ class MegakernelConfiguration:
     heads: int
     depths: tuple[int, ...]
     window: int
+    narrow_window: int
     timestamps: bool = False
     watchdog_ns: int = 1_000_000_000
 
@@ -199,9 +202,11 @@ def _empty(s_base: Int32, turn: Any) -> Int32:
     return s_base + BARRIERS + 8 * RING_STAGES + turn % RING_STAGES * 8
 
 
-def _phase_is_over(s_barrier: Int32, parity: Any) -> Int32:
+def _phase_is_over(s_barrier: Int32, parity: Any, instruction: str = "try_wait") -> Int32:
+    """1 if it is; ``try_wait`` lets the thread sleep for a while first, ``test_wait`` does not."""
     return inline_ptx(
-        "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [{$r0}], {$r1}; selp.b32 {$w0}, 1, 0, p; }",
+        f"{{ .reg .pred p; mbarrier.{instruction}.parity.shared::cta.b64 p, [{{$r0}}], {{$r1}};"
+        " selp.b32 {$w0}, 1, 0, p; }",
         write_only_types=[Int32],
         read_only_args=[s_barrier, parity],
     )
@@ -300,6 +305,11 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
                     _await_phase(_empty(s_base, turn), (turn // RING_STAGES & 1) ^ 1)
                     if turn >= self.config.window:
                         _await_stage(s_base, turn - self.config.window)
+                    # Fewer under way while the products wait for something else than weights.
+                    if turn >= AHEAD:
+                        unread = _phase_is_over(_empty(s_base, turn - AHEAD), (turn - AHEAD) // RING_STAGES & 1, "test_wait")
+                        if unread == 0:
+                            _await_stage(s_base, turn - self.config.narrow_window)
                     if lane == 0:
                         size = Int32(select_(number == count - 1, last_bytes, num_bytes))
                         ptx.barrier_expect(_full(s_base, turn), size)  # type: ignore[arg-type]
@@ -406,12 +416,7 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         num_rows = Int32(select_(paired, 2 * count, count))
         s_part = s_base + SCRATCH + warp * (MAX_ROWS * 4)
         for group in cutlass.range(0, num_rows, ROW_GROUP, unroll=1):
-            sums = cute.make_rmem_tensor(ROW_GROUP, Float32)
-            sums.fill(0.0)
-            for row in range_constexpr(ROW_GROUP):
-                if group + row < num_rows:
-                    self._add_row(turn + group + row, x, sums, row, warp, lane, s_base)
-            total = _spread([sums[row] for row in range(ROW_GROUP)], lane)
+            total = _spread(self._four_rows(turn, group, num_rows, x, warp, lane, s_base), lane)
             if lane % (32 // ROW_GROUP) == 0:
                 ptx.shared_store_float(s_part + (group + lane // (32 // ROW_GROUP)) * 4, total)
         _all_product_warps()
@@ -433,20 +438,29 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
             total = total + ptx.shared_load_float(s_sum + other * (MAX_ROWS * 4))
         return total
 
-    def _add_row(
-        self, turn: Int32, x: cute.Tensor, sums: cute.Tensor, row: int, warp: Int32, lane: Int32, s_base: Int32
-    ) -> None:
-        """This thread's share of one row, a stage; the warp is then done with the stage."""
-        _await_stage(s_base, turn)
-        s_row = _slot(s_base, turn) + (warp * (32 * THREAD_CHUNKS) + lane) * 16
-        words = [ptx.shared_load4(s_row + i * 512) for i in range(THREAD_CHUNKS)]
-        halves = [Float32(0.0)] * 2
-        for i in range(THREAD_CHUNKS):
-            for j, weight in enumerate(ptx.widen_bf16(words[i])):
-                halves[j % 2] = cute.math.fma(weight, x[CHUNK * i + j], halves[j % 2])
-        sums[row] = halves[0] + halves[1]
+    def _four_rows(
+        self, turn: Int32, group: Int32, num_rows: Int32, x: cute.Tensor, warp: Int32, lane: Int32, s_base: Int32
+    ) -> list[Float32]:
+        """This thread's share of four rows; the warp is then done with their stages. Past the end is the last row."""
+        stages = [turn + cutlass.min(group + row, num_rows - 1) for row in range(ROW_GROUP)]
+        for stage in stages:
+            _await_stage(s_base, stage)
+        s_part = s_base + (warp * (32 * THREAD_CHUNKS) + lane) * 16
+        words = [
+            [ptx.shared_load4(_slot(s_part, stage) + i * 512) for i in range(THREAD_CHUNKS)] for stage in stages
+        ]
         cute.arch.sync_warp()
-        _leave_stage(s_base, turn, lane, 1)
+        for row, stage in enumerate(stages):
+            leaves = Int32(select_(group + row < num_rows, lane, 1))
+            _leave_stage(s_base, stage, leaves, 1)
+        sums = []
+        for row in range(ROW_GROUP):
+            halves = [Float32(0.0)] * 2
+            for i in range(THREAD_CHUNKS):
+                for j, weight in enumerate(ptx.widen_bf16(words[row][i])):
+                    halves[j % 2] = cute.math.fma(weight, x[CHUNK * i + j], halves[j % 2])
+            sums.append(halves[0] + halves[1])
+        return sums
 
     @cute.jit
     def _fold(
@@ -647,8 +661,7 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         conv = [_floats(ptx.load_cached(g_conv + (channel * 16).to(Int64))) for channel in channels]
         g_pasts = [g_past + (channel * 2).to(Int64) for channel in channels]
         past = [[_half(g_one + sample * 6 * width) for sample in range(3)] for g_one in g_pasts]
-        gate_rows = [warp * 16 + 2 * i + lane // 16 for i in range(8)]
-        biases = [ptx.load_float(g_dt_bias + ((head * HEAD_DIM + row) * 4).to(Int64)) for row in gate_rows]
+        bias = ptx.load_float(g_dt_bias + ((head * HEAD_DIM + column) * 4).to(Int64))
         rate = cute.math.exp(ptx.load_float(g_a_log + (head * 4).to(Int64)), fastmath=True)
         norm = ptx.load_float(g_norm + (column * 4).to(Int64))
         self._await(record, launch, counters, control, tid == 0)
@@ -670,29 +683,39 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
 
         _await_stage(s_base, turn + warp // 2)
         s_gate = _slot(s_base, turn + warp // 2) + warp % 2 * 16 * 256 + lane // 16 * 256 + lane % 16 * 16
-        for i in range_constexpr(8):
-            weights = ptx.widen_bf16(ptx.shared_load4(s_gate + 512 * i))
-            logit = weights[0] * f_a[0]
-            for j in range_constexpr(1, CHUNK):
-                logit = cute.math.fma(weights[j], f_a[j], logit)
-            logit = lane_sum(logit, (8, 4, 2, 1))
-            alpha = cute.math.exp(DECAY_BOUND * _sigmoid(rate * (logit + biases[i])), fastmath=True)
-            ptx.shared_store_float(s_alpha + self._even_first(gate_rows[i]) * 4, alpha)  # 16 lanes, the same value
-        for stage in range_constexpr(STATE_STAGES):
-            _await_stage(s_base, turn + GATE_STAGES + stage)
+        for i in cutlass.range(0, 8, 2, unroll=1):  # two rows of a half warp; loops keep the code short, it is cold
+            words = [ptx.shared_load4(s_gate + 512 * i + 512 * n) for n in range(2)]
+            logits = [self._product(ptx.widen_bf16(one), f_a) for one in words]
+            logits = [lane_sum(one, (8, 4, 2, 1)) for one in logits]
+            for n in range_constexpr(2):  # 16 lanes, the same value
+                ptx.shared_store_float(s_alpha + (warp * 16 + 2 * i + 2 * n + lane // 16) * 4, logits[n])
+        _all_computing_warps()
+        logit = ptx.shared_load_float(s_alpha + column * 4)
+        alpha = cute.math.exp(DECAY_BOUND * _sigmoid(rate * (logit + bias)), fastmath=True)
+        _all_computing_warps()
+        ptx.shared_store_float(s_alpha + self._even_first(column) * 4, alpha)  # both halves, the same value
+        for stage in range_constexpr(GATE_STAGES):
+            _leave_stage(s_base, turn + stage, tid, PRODUCT_WARPS)
         _all_computing_warps()
 
         quads = [_floats(ptx.shared_load4(s + lane * 16)) for s in (s_q, s_k)]
         kk, qq, kq = (
-            lane_sum(sum((one[i] * other[i] for i in range(1, 4)), one[0] * other[0]))
+            lane_sum(self._product(one, other))
             for one, other in ((quads[1], quads[1]), (quads[0], quads[0]), (quads[1], quads[0]))
         )
-        state, sums = self._sums_over_k(turn, half, column, s_base, s_q)
+        sums = cute.make_rmem_tensor(2, Float32)
+        sums.fill(0.0)
+        s_column = half * 512 + column * 4
+        for stage in cutlass.range(STATE_STAGES, unroll=1):
+            _await_stage(s_base, turn + GATE_STAGES + stage)
+            s_rows = _slot(s_base, turn + GATE_STAGES + stage) + s_column
+            q, k, alphas = (self._rows_of_half(s, half, stage) for s in (s_q, s_k, s_alpha))
+            elements = [ptx.shared_load_float(s_rows + 1024 * i) for i in range(STATE_ROWS // 2)]
+            sums[0] = sums[0] + self._product([one * other for one, other in zip(alphas, k, strict=True)], elements)
+            sums[1] = sums[1] + self._product([one * other for one, other in zip(alphas, q, strict=True)], elements)
         for i in range_constexpr(2):
             ptx.shared_store_float(s_part + i * 1024 + half * 512 + column * 4, sums[i])
         _all_computing_warps()
-        for stage in range_constexpr(GATE_STAGES + STATE_STAGES):
-            _leave_stage(s_base, turn + stage, tid, PRODUCT_WARPS)
         with_k, with_q = (
             ptx.shared_load_float(s_part + i * 1024 + column * 4)
             + ptx.shared_load_float(s_part + i * 1024 + 512 + column * 4)
@@ -714,13 +737,16 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         _all_computing_warps()
         self._signal(record, counters, tid == 0)
         # What only the next step reads, behind the hand-over.
-        g_column = g_state + ((half * HEAD_DIM + column) * 4).to(Int64)
-        for i in range_constexpr(0, HEAD_DIM // 2, 4):
-            alphas = _floats(ptx.shared_load4(s_alpha + half * 256 + i * 4))
-            ks = _floats(ptx.shared_load4(s_k + half * 256 + i * 4))
-            for j in range_constexpr(4):
-                fresh = alphas[j] * state[i + j] + ks[j] * (k_factor * delta)
-                ptx.store_float(g_column + (i + j) * 2 * HEAD_DIM * 4, fresh)
+        g_column = g_state + s_column.to(Int64)
+        for stage in cutlass.range(STATE_STAGES, unroll=1):
+            s_rows = _slot(s_base, turn + GATE_STAGES + stage) + s_column
+            k, alphas = (self._rows_of_half(s, half, stage) for s in (s_k, s_alpha))
+            for i in range_constexpr(STATE_ROWS // 2):
+                fresh = alphas[i] * ptx.shared_load_float(s_rows + 1024 * i) + k[i] * (k_factor * delta)
+                ptx.store_float(g_column + (stage * STATE_ROWS * 512 + 1024 * i).to(Int64), fresh)
+        _all_computing_warps()
+        for stage in range_constexpr(STATE_STAGES):
+            _leave_stage(s_base, turn + GATE_STAGES + stage, tid, PRODUCT_WARPS)
         self._shift(g_pasts[0], past[0], now[0])
         if half == 0:
             self._shift(g_pasts[1], past[1], now[1])
@@ -729,23 +755,16 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         """Where q, k and alpha of a row lie: rows of one half of the threads are neighbours."""
         return row % 2 * (HEAD_DIM // 2) + row // 2
 
-    def _sums_over_k(
-        self, turn: Int32, half: Int32, column: Int32, s_base: Int32, s_q: Int32
-    ) -> tuple[list[Float32], list[Float32]]:
-        """This thread's rows of the state, and its sums over them with k and with q."""
-        state: list[Float32] = []
-        sums = [Float32(0.0)] * 2
-        for i in range(0, HEAD_DIM // 2, 4):
-            q, k, alpha = (_floats(ptx.shared_load4(s_q + 512 * n + half * 256 + i * 4)) for n in range(3))
-            for j in range(4):
-                row = 2 * (i + j)
-                s_row = _slot(s_base, turn + GATE_STAGES + row // STATE_ROWS) + row % STATE_ROWS * 512
-                element = ptx.shared_load_float(s_row + half * 512 + column * 4)
-                state.append(element)
-                factors = (alpha[j] * k[j], alpha[j] * q[j])
-                sums[0] = cute.math.fma(factors[0], element, sums[0])
-                sums[1] = cute.math.fma(factors[1], element, sums[1])
-        return state, sums
+    def _rows_of_half(self, s_vector: Int32, half: Int32, stage: Int32) -> list[Float32]:
+        """Of q, k or alpha what belongs to a stage's rows of this half of the threads."""
+        s_first = s_vector + half * 256 + stage * (STATE_ROWS * 2)
+        return _floats(ptx.shared_load4(s_first)) + _floats(ptx.shared_load4(s_first + 16))
+
+    def _product(self, one: list[Float32], other: list[Float32]) -> Float32:
+        halves = [Float32(0.0)] * 2
+        for i, (a, b) in enumerate(zip(one, other, strict=True)):
+            halves[i % 2] = cute.math.fma(a, b, halves[i % 2])
+        return halves[0] + halves[1]
 
     def _shift(self, g_past: Int64, past: list[Float32], now: Float32) -> None:
         width = HEAD_DIM * self.config.heads
@@ -755,7 +774,7 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
 
 def compile_megakernel(configuration: MegakernelConfiguration) -> Any:
     """The kernel as a callable of six addresses, the records a queue holds, and a CUstream; needs no GPU."""
-    assert 0 < configuration.window <= MAX_WINDOW, "see _await_stage"
+    assert 0 < configuration.narrow_window <= configuration.window <= MAX_WINDOW, "see _await_stage"
     zero = Int64(0)
     return cute.compile(
         MegakernelProgram(configuration), zero, zero, zero, zero, zero, zero, Int32(0), CUstream(0)

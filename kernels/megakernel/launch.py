@@ -23,7 +23,7 @@ from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_strea
 if TYPE_CHECKING:
     import torch
 
-WINDOW = 5
+WINDOW, NARROW_WINDOW = 4, 2
 CONTROL_WORDS = 8  # launches so far; a wait was given up: instruction, counter, signals missing
 
 
@@ -40,7 +40,7 @@ class Timed:
 class Megakernel:
     """A list, its operands and the kernel. Building it checks the list, compiles and uploads.
 
-    ``window``: stages of the ring that may be under way. ``timestamps``: have every instruction record its times. ``watchdog_s``: how long a wait may take. Raises UserError
+    ``window``: stages of the ring that may be under way, ``narrow_window`` while the ring is half full. ``timestamps``: have every instruction record its times. ``watchdog_s``: how long a wait may take. Raises UserError
     for a list that could hang or race, a GPU with fewer SMs than queues, and operands that are missing.
     """
 
@@ -52,6 +52,7 @@ class Megakernel:
         hidden: int,
         ranks: int,
         window: int = WINDOW,
+        narrow_window: int = NARROW_WINDOW,
         timestamps: bool = False,
         watchdog_s: float = 1.0,
     ) -> None:
@@ -83,6 +84,7 @@ class Megakernel:
             heads=len(heads),
             depths=pushed_depths(program),
             window=window,
+            narrow_window=narrow_window,
             timestamps=timestamps,
             watchdog_ns=round(watchdog_s * 1e9),
         )

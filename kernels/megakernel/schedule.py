@@ -177,7 +177,7 @@ class _Builder:
                     waits=self.waits, signals=(counter,),
                     streams=(
                         Stream(region=self.part(weight.region, head * gate_bytes, gate_bytes), stage_bytes=gate_bytes // 4),
-                        Stream(region=states, stage_bytes=STAGE_BYTES),
+                        Stream(region=states, stage_bytes=state_bytes // 8),
                     ),
                     reads=(Access(region=self.whole(self.output[0], self.sizes[self.output[0]]),
                                   version=self.output[1]), Access(region=samples)),
