@@ -162,16 +162,12 @@ def stamped(num_layers: int) -> dict[str, Any]:
         groups[one.instruction.layer, one.instruction.stage, one.instruction.opcode.name].append(one)
     rows = []
     for (layer, stage, opcode), ones in groups.items():
-        began, released, ended = (
-            sorted(getattr(one, name) for one in ones) for name in ("began_ns", "released_ns", "ended_ns")
-        )
-        middle = len(ones) // 2
-        rows.append({
-            "layer": layer, "stage": stage, "opcode": opcode, "sms": len(ones),
-            "began_us": [began[0] / 1e3, began[middle] / 1e3, began[-1] / 1e3],
-            "released_us": [released[0] / 1e3, released[middle] / 1e3, released[-1] / 1e3],
-            "ended_us": [ended[0] / 1e3, ended[middle] / 1e3, ended[-1] / 1e3],
-        })  # fmt: skip
+        row: dict[str, Any] = {"layer": layer, "stage": stage, "opcode": opcode, "sms": len(ones)}
+        for name in ("began", "released", "ready", "sixteen", "ended"):
+            times = sorted(time for one in ones if (time := getattr(one, f"{name}_ns")) is not None)
+            if times:
+                row[f"{name}_us"] = [round(time / 1e3, 2) for time in (times[0], times[len(times) // 2], times[-1])]
+        rows.append(row)
     return {"layers": num_layers, "rows": sorted(rows, key=lambda row: (row["layer"], row["ended_us"][1]))}
 
 
@@ -179,7 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("megakernel.json"))
     parser.add_argument("--layers", type=int, nargs="+", default=[3, 12])
-    parser.add_argument("--windows", type=int, nargs="*", default=[])
+    parser.add_argument("--windows", nargs="*", default=[], help="wide,narrow,ahead")
     parser.add_argument("--only-check", action="store_true")
     parser.add_argument("--replays", type=int, default=1000)
     options = parser.parse_args()
@@ -196,7 +192,8 @@ def main() -> None:
         shown = {key: one for key, one in results[name].items() if key not in ("us", "rows")}
         print(f"{name}: {shown} ({time.monotonic() - began:.1f} s)", flush=True)
         for row in results[name].get("rows", ()):
-            print(*row.values(), flush=True)
+            if row["layer"] == 1:
+                print(*row.items(), flush=True)
 
     if options.only_check:
         case("check", lambda: check(options.layers[0], 0))
@@ -205,8 +202,8 @@ def main() -> None:
         case(f"check {layers}", lambda layers=layers: check(layers, options.replays))
     for layers in options.layers:
         case(f"megakernel {layers}", lambda layers=layers: timed(layers))
-    for wide, narrow in zip(options.windows[::2], options.windows[1::2], strict=True):
-        how = {"window": wide, "narrow_window": narrow}
+    for given in options.windows:
+        how = dict(zip(("window", "narrow_window", "ahead"), map(int, given.split(",")), strict=True))
         case(f"megakernel {options.layers[0]} {how}", lambda how=how: timed(options.layers[0], **how))
     case("stamped 3", lambda: stamped(3))
     for layers in options.layers:

@@ -77,7 +77,6 @@ RING_STAGES = 15
 CHUNK = 8  # bf16 values in 16 bytes
 THREAD_CHUNKS = HIDDEN // CHUNK // (32 * PRODUCT_WARPS)
 THREAD_VALUES = CHUNK * THREAD_CHUNKS
-AHEAD = 8  # stages: with as many unread the products are not short of weights
 MAX_WINDOW = RING_STAGES - PRODUCT_WARPS
 ROW_GROUP = 4  # rows whose sums are folded together
 MAX_ROWS = 64  # of a product on an SM, pairs counted twice
@@ -92,6 +91,7 @@ SCRATCH = BARRIERS + 16 * RING_STAGES
 HEAD = SCRATCH + 4 * PRODUCT_WARPS * MAX_ROWS
 SMEM_BYTES = HEAD + 4096 + 32
 POLLS_BETWEEN_CHECKS = 1024
+STAMPS_BYTES = 48  # of an instruction: fetched, let go, done; of some its input or output ready, 16 rows done
 TRAP_NS = 3_000_000_000
 
 
@@ -100,7 +100,7 @@ class MegakernelConfiguration:
     """What the machine code depends on. ``depths``: of pushed products, in the order of a record's variant.
 
     ``window``: stages that are under way at a time, at most; the ring may be full of those that have come.
-    ``narrow_window``: as many while ``AHEAD`` stages wait to be read.
+    ``narrow_window``: as many while ``ahead`` stages wait to be read.
     """
 
     num_sms: int
@@ -109,6 +109,7 @@ class MegakernelConfiguration:
     depths: tuple[int, ...]
     window: int
     narrow_window: int
+    ahead: int
     timestamps: bool = False
     watchdog_ns: int = 1_000_000_000
 
@@ -287,7 +288,7 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         if warp == WARPS:
             self._load(queue, length, lane, s_base)
         else:
-            self._compute(queue, length, counters, control, peers, stamps + first * 24, sm, tid, warp, lane, s_base)
+            self._compute(queue, length, counters, control, peers, stamps + first * STAMPS_BYTES, sm, tid, warp, lane, s_base)
 
     @cute.jit
     def _load(self, queue: Int64, length: Int32, lane: Int32, s_base: Int32) -> None:
@@ -306,8 +307,8 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
                     if turn >= self.config.window:
                         _await_stage(s_base, turn - self.config.window)
                     # Fewer under way while the products wait for something else than weights.
-                    if turn >= AHEAD:
-                        unread = _phase_is_over(_empty(s_base, turn - AHEAD), (turn - AHEAD) // RING_STAGES & 1, "test_wait")
+                    if turn >= self.config.ahead:
+                        unread = _phase_is_over(_empty(s_base, turn - self.config.ahead), (turn - self.config.ahead) // RING_STAGES & 1, "test_wait")
                         if unread == 0:
                             _await_stage(s_base, turn - self.config.narrow_window)
                     if lane == 0:
@@ -331,7 +332,7 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         for place in cutlass.range(length, unroll=1):
             coming = ptx.load_int(queue + ((place + 1) * RECORD_BYTES + lane * 4).to(Int64))
             opcode = _word(record, OPCODE)
-            g_stamp = stamps + (place * 24).to(Int64)
+            g_stamp = stamps + (place * STAMPS_BYTES).to(Int64)
             exchanges = opcode >= Opcode.REDUCE.value
             leads = tid == Int32(select_(exchanges, 32 * EXCHANGE_WARP, 0))
             self._stamp(leads, g_stamp, 0)
@@ -410,12 +411,15 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
     ) -> None:
         """All product warps take a part of every row; their sums meet in shared memory, in the order of the warps."""
         x = cute.make_rmem_tensor(THREAD_VALUES, Float32)
-        self._fold(record, launch, counters, control, g_stamp, tid, warp, lane, x)
+        self._fold(record, launch, counters, control, g_stamp, tid, warp, lane, s_base, x)
+        self._stamp(tid == 0, g_stamp, 3)
         first, count = _word(record, FIRST), _word(record, COUNT)
         paired = opcode == Opcode.FOLD_GEMV_SITU.value
         num_rows = Int32(select_(paired, 2 * count, count))
         s_part = s_base + SCRATCH + warp * (MAX_ROWS * 4)
         for group in cutlass.range(0, num_rows, ROW_GROUP, unroll=1):
+            if const_expr(self.config.timestamps):
+                self._stamp((tid == 0) & (group == 16), g_stamp, 4)
             total = _spread(self._four_rows(turn, group, num_rows, x, warp, lane, s_base), lane)
             if lane % (32 // ROW_GROUP) == 0:
                 ptx.shared_store_float(s_part + (group + lane // (32 // ROW_GROUP)) * 4, total)
@@ -465,7 +469,7 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
     @cute.jit
     def _fold(
         self, record: Int32, launch: Int32, counters: Int64, control: Int64, g_stamp: Int64, tid: Int32, warp: Int32,
-        lane: Int32, x: cute.Tensor,
+        lane: Int32, s_base: Int32, x: cute.Tensor,
     ) -> None:
         """This thread's share of the normalised mix of residual and snapshots' part, fp32 in registers."""
         g_residual, g_sums, g_weighted = (_address(record, i) for i in range(3))
@@ -482,6 +486,23 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         _all_product_warps()
 
         residual = [ptx.load_l2(g_residual + (chunk * 16).to(Int64)) for chunk in chunks]
+        s_weights = s_base + HEAD
+        if warp == 0:  # one warp for all: the sums are 16 lines that every SM asks for at once
+            part, own = self._mix_weights(g_sums, maximum, denominator, lane)
+            ptx.shared_store_float(s_weights, part)
+            ptx.shared_store_float(s_weights + 4, own)
+        _all_product_warps()
+        part_weight, own_weight = ptx.shared_load_float(s_weights), ptx.shared_load_float(s_weights + 4)
+        for i in range_constexpr(THREAD_CHUNKS):
+            one, norm = ptx.widen_bf16(residual[i]), ptx.widen_bf16(norms[i])
+            other = _floats(weighted[i][0]) + _floats(weighted[i][1])
+            for j in range_constexpr(CHUNK):
+                x[CHUNK * i + j] = (part_weight * other[j] + own_weight * one[j]) * norm[j]
+
+    def _mix_weights(
+        self, g_sums: Int64, maximum: Float32, denominator: Float32, lane: Int32
+    ) -> tuple[Float32, Float32]:
+        """What snapshots' part and residual are multiplied by: softmax and norm of their mix, from all SMs' sums."""
         totals = [Float32(0.0)] * 4
         for line in range(NUM_PARTS // 32):
             part = _floats(ptx.load_l2(g_sums + ((lane + 32 * line) * 16).to(Int64)))
@@ -496,12 +517,7 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         mix_square = part_weight * part_weight * part_square + own_weight * own_weight * square
         mix_square = ptx.maximum(mix_square + 2.0 * part_weight * own_weight * cross, Float32(0.0))
         scale = _rsqrt(mix_square * (1.0 / HIDDEN) + NORM_EPSILON)
-        part_weight, own_weight = part_weight * scale, own_weight * scale
-        for i in range_constexpr(THREAD_CHUNKS):
-            one, norm = ptx.widen_bf16(residual[i]), ptx.widen_bf16(norms[i])
-            other = _floats(weighted[i][0]) + _floats(weighted[i][1])
-            for j in range_constexpr(CHUNK):
-                x[CHUNK * i + j] = (part_weight * other[j] + own_weight * one[j]) * norm[j]
+        return part_weight * scale, own_weight * scale
 
     # ---- exchange ---------------------------------------------------------------------------------------------------
 
@@ -591,6 +607,7 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         if lane == 0:
             ptx.store(g_sums, sums)
         cute.arch.sync_warp()
+        self._stamp(leads, g_stamp, 3)
         self._signal(record, counters, lane == 0)
         if mine & (g_before != 0):
             self._clear(g_before + at)
@@ -735,6 +752,7 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         if half == 0:
             _store_bf16(g_out + ((head * HEAD_DIM + column) * 2).to(Int64), value)
         _all_computing_warps()
+        self._stamp(tid == 0, g_stamp, 3)
         self._signal(record, counters, tid == 0)
         # What only the next step reads, behind the hand-over.
         g_column = g_state + s_column.to(Int64)

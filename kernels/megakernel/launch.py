@@ -23,17 +23,24 @@ from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_strea
 if TYPE_CHECKING:
     import torch
 
-WINDOW, NARROW_WINDOW = 4, 2
+WINDOW, NARROW_WINDOW, AHEAD = 4, 2, 8
+NUM_STAMPS = 6
 CONTROL_WORDS = 8  # launches so far; a wait was given up: instruction, counter, signals missing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """An instruction as it ran: fetched, let go by its wait, done; ns of the GPU's timer from the first of all."""
+    """An instruction as it ran: fetched, let go by its wait, done; ns of the GPU's timer from the first of all.
+
+    ``ready_ns``: of a product its input folded, of a head or a reduction its output stored, in front of the signal;
+    ``sixteen_ns``: of a product of the residual 16 rows done. None where the instruction has no such point.
+    """
 
     instruction: Instruction
     began_ns: int
     released_ns: int
+    ready_ns: int | None
+    sixteen_ns: int | None
     ended_ns: int
 
 
@@ -53,6 +60,7 @@ class Megakernel:
         ranks: int,
         window: int = WINDOW,
         narrow_window: int = NARROW_WINDOW,
+        ahead: int = AHEAD,
         timestamps: bool = False,
         watchdog_s: float = 1.0,
     ) -> None:
@@ -74,7 +82,7 @@ class Megakernel:
             if memory[f"received {number}"].data_ptr() != memory["received 0"].data_ptr() + number * span:
                 raise UserError("megakernel: the receive buffers must lie one behind the other")
         self._peers = torch.tensor(slots, dtype=torch.int64, device=device)
-        self._stamps = torch.zeros((*records.shape[:2], 3), dtype=torch.int64, device=device)
+        self._stamps = torch.zeros((*records.shape[:2], NUM_STAMPS), dtype=torch.int64, device=device)
         heads = {one.first for one in program if one.opcode is Opcode.KDA_HEAD}
         self._run = compiled_kernel(
             "megakernel.kernel",
@@ -85,6 +93,7 @@ class Megakernel:
             depths=pushed_depths(program),
             window=window,
             narrow_window=narrow_window,
+            ahead=ahead,
             timestamps=timestamps,
             watchdog_ns=round(watchdog_s * 1e9),
         )
@@ -126,8 +135,12 @@ class Megakernel:
         origin = min(began for _, began, *_ in found)
         return [
             Timed(
-                instruction=one, began_ns=began - origin, released_ns=max(released, began) - origin,
+                instruction=one,
+                began_ns=began - origin,
+                released_ns=max(released, began) - origin,
+                ready_ns=ready - origin if ready else None,
+                sixteen_ns=sixteen - origin if sixteen else None,
                 ended_ns=ended - origin,
             )
-            for one, began, released, ended in found
-        ]  # fmt: skip
+            for one, began, released, ended, ready, sixteen, _ in found
+        ]
