@@ -3,9 +3,9 @@
     python tools/megakernel.py --out megakernel.json
     python tools/megakernel.py --only-check --layers 1              # under compute-sanitizer
 
-The layers are K3's KDA mixer and dense FFN at TP16, one row, one rank with a loopback fabric; every layer has weights of
-its own. Results are written after each case. The megakernel's time is that of a captured launch, the fused path's that
-of a captured step, which holds embedding, head, snapshots' parts and bookkeeping too: compare what a layer adds.
+The layers are K3's KDA mixer and dense FFN at TP16, one row, one rank with a loopback fabric; every layer has weights
+of its own. Results are written after each case. The megakernel's time is that of a captured launch, the fused path's
+that of a captured step, which holds embedding, head, snapshots' parts and bookkeeping too: compare what a layer adds.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def built(num_layers: int, **how: Any) -> tuple[Megakernel, reference.Memory]:
 
 def changing(memory: reference.Memory) -> dict[str, torch.Tensor]:
     """What a launch changes for the next."""
-    kinds = ("residual", "sums", "kda.state", "kda.past")
+    kinds = ("residual", "packets 0", "kda.state", "kda.past")
     return {name: one for name, one in memory.items() if name.split("/")[-1] in kinds}
 
 

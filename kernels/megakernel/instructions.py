@@ -88,6 +88,7 @@ class Instruction:
 
     ``stage`` and ``layer`` are those of the program's call. ``first`` and ``count``: the outputs, columns or head that
     it computes. ``depth``: length of the sums of a product. ``buffer``: which of the receive buffers an exchange uses.
+    ``packet``: which of the packets of residual and sums is the newest.
     ``site``: whose norms and queries apply. ``restarts``: the residual is the exchanged sum alone, without what was.
     """
 
@@ -99,6 +100,7 @@ class Instruction:
     count: int = 0
     depth: int = 0
     buffer: int = 0
+    packet: int = 0
     site: str = ""
     restarts: bool = False
     waits: tuple[Wait, ...] = ()

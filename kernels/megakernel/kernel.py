@@ -4,32 +4,36 @@ What it computes
     The instructions of ``instructions.Opcode`` at one row, hidden width 7168, as ``reference`` has them.
 
 How data moves
-    A block has eight computing warps and one that loads. The last one walks the queue ahead of the others and copies every
-    stage of every stream (weights, KDA states) into a ring of 14 stages of shared memory by bulk copies. It waits for
-    free stages only, never for a counter, so the HBM stream goes on while the computing warps wait for other SMs: up to
-    200 KB an SM, 26 MB of the GPU, 5.8 us of its read rate.
+    A block has eight computing warps and one that loads. That one walks the queue ahead of the others and copies every
+    stage of every stream (weights, KDA states) into a ring of 15 stages of shared memory by bulk copies. It waits for
+    free stages only, never for a counter, so HBM is read while the computing warps wait for other SMs: up to 215 KB an
+    SM, 28 MB of the GPU, 6.2 us of its read rate.
 
-    Of that ring at most ``window`` stages are under way. More would queue in front of everything else that passes L2:
-    with 14 of them, 200 KB an SM, words that an SM had pushed to itself were seen after 8 us instead of 1 (H200,
-    2026-12-01).
+    Of that ring at most ``window`` stages are under way, and ``narrow_window`` while ``ahead`` or more are unread. More
+    would queue in front of everything else that passes L2: with 14 of them, 200 KB an SM, words that an SM had pushed
+    to itself came back after 8 us, with four after 2 (H200, 2026-12-01, docs/journal/2026-12-01-megakernel.md).
 
     A stage of a product holds whole rows. Seven warps take a part of each, with their part of the input in registers;
     sums of four rows are folded over the lanes together and meet in shared memory by warp. Rows of pushed products are
-    short: there a stage belongs to one warp, and the warps take turns.
+    short: there a stage belongs to one warp, and the warps take turns. A warp a row, with the input in shared memory,
+    lost: it reads three bytes of shared memory for one of weights.
 
     The residual's mix and norm are no instruction: REDUCE leaves four sums an SM (x.x, x.probe, a.x, a.a, with a the
     snapshots' part), and every product that needs the normalised row folds it itself, with what does not depend on the
-    residual loaded before the wait.
+    residual loaded before the wait. It is ready 0.1 us after the residual is there.
 
 Hand-overs
-    Inside the GPU a counter: a barrier of the warps, one ``red.release``; the reader's first thread polls with
-    ``ld.acquire``, and a barrier lets the others go. Between ranks, also of a loopback fabric, data are their own flags
-    (``device.lamport``); the eighth warp polls, adds, and frees the slots of the exchange before, while the others have
-    gone on to the next product. Counters are never reset: targets are those of a launch times the number of launches,
-    which the last instruction counts.
+    Outputs of products and heads by a counter: a barrier of the warps, one ``red.release``; the reader's first thread
+    polls with ``ld.acquire``, and a barrier lets the others go. Counters are never reset: targets are those of a launch
+    times the number of launches, which the last instruction counts. Exchanges between ranks, also of a loopback fabric,
+    by words that are their own flags (``device.lamport``); the eighth warp polls, adds, and frees the slots of the
+    exchange before, while the others have gone on to the next product. The new residual goes to all SMs in the same
+    way, a line of 128 bytes an SM. By a counter a layer took 46.1 us instead of 44.8 (H200, 2026-12-01): the release
+    waits until what was stored before it is visible, and then counter and data are two trips.
 
     A wait of more than ``watchdog_ns`` writes down its instruction and counter and is given up, by all blocks: the
-    kernel ends with wrong results and a record (``launch.Megakernel.check``), not with a hung GPU.
+    kernel ends with wrong results and a record (``launch.Megakernel.check``), not with a hung GPU. Polls for words may
+    take twice as long, so that of a chain of waits the one for a counter, which is nearer to the cause, is named.
 
 Limits
     One row, hidden width 7168, KDA heads of 128, depths of pushed products that are multiples of 8 up to 4,096.
@@ -57,6 +61,7 @@ from k3sim.kernels.megakernel.record import (
     FIRST,
     NUMBER,
     OPCODE,
+    PACKET,
     RECORD_BYTES,
     RESTARTS,
     SIGNAL,
@@ -66,24 +71,33 @@ from k3sim.kernels.megakernel.record import (
     VARIANT,
     WAIT,
 )
-from k3sim.kernels.megakernel.schedule import COLUMNS, PUSHED, STAGE_BYTES, pushed_rows_per_stage
+from k3sim.kernels.megakernel.schedule import (
+    COLUMNS,
+    LINE_BYTES,
+    MAX_WINDOW,
+    PACKETS,
+    PRODUCT_WARPS,
+    PUSHED,
+    RING_STAGES,
+    STAGE_BYTES,
+    pushed_rows_per_stage,
+)
 
 HIDDEN = 7168
 HEAD_DIM = 128
 WARPS = 8  # that compute
 THREADS = 32 * WARPS
-PRODUCT_WARPS, EXCHANGE_WARP = 7, 7  # the last one sums exchanges meanwhile
-RING_STAGES = 15
+EXCHANGE_WARP = PRODUCT_WARPS  # the last one sums exchanges meanwhile
 CHUNK = 8  # bf16 values in 16 bytes
 THREAD_CHUNKS = HIDDEN // CHUNK // (32 * PRODUCT_WARPS)
 THREAD_VALUES = CHUNK * THREAD_CHUNKS
-MAX_WINDOW = RING_STAGES - PRODUCT_WARPS
 ROW_GROUP = 4  # rows whose sums are folded together
 MAX_ROWS = 64  # of a product on an SM, pairs counted twice
 L2_EPSILON = 1e-6
 NORM_EPSILON = 1e-5
 DECAY_BOUND = -5.0
-NUM_PARTS = HIDDEN // COLUMNS  # SMs that leave sums of the norm
+NUM_PARTS = HIDDEN // COLUMNS  # SMs that reduce
+PACKET_BYTES = NUM_PARTS * LINE_BYTES
 GATE_STAGES, STATE_STAGES, STATE_ROWS = 4, 8, 16  # of a head: 32 rows of the gate weight, 16 of the state a stage
 # Shared memory: ring, full and empty barriers, sums of a product by warp, what the threads of a head share.
 BARRIERS = RING_STAGES * STAGE_BYTES
@@ -120,6 +134,18 @@ def _load_acquire(address: Int64) -> Int32:
 
 def _load_relaxed(address: Int64) -> Uint32:
     return inline_ptx("ld.relaxed.sys.global.b32 {$w0}, [{$r0}];", write_only_types=[Uint32], read_only_args=[address])
+
+
+def _load4_relaxed(address: Int64) -> Any:
+    return inline_ptx(
+        "ld.relaxed.gpu.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        write_only_types=[Uint32] * 4,
+        read_only_args=[address],
+    )
+
+
+def _store_relaxed(address: Int64, word: Uint32) -> None:
+    inline_ptx("st.relaxed.gpu.global.b32 [{$r0}], {$r1};", read_only_args=[address, word])
 
 
 def _add_release(address: Int64) -> None:
@@ -288,7 +314,8 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         if warp == WARPS:
             self._load(queue, length, lane, s_base)
         else:
-            self._compute(queue, length, counters, control, peers, stamps + first * STAMPS_BYTES, sm, tid, warp, lane, s_base)
+            g_stamps = stamps + first * STAMPS_BYTES
+            self._compute(queue, length, counters, control, peers, g_stamps, sm, tid, warp, lane, s_base)
 
     @cute.jit
     def _load(self, queue: Int64, length: Int32, lane: Int32, s_base: Int32) -> None:
@@ -308,8 +335,8 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
                         _await_stage(s_base, turn - self.config.window)
                     # Fewer under way while the products wait for something else than weights.
                     if turn >= self.config.ahead:
-                        unread = _phase_is_over(_empty(s_base, turn - self.config.ahead), (turn - self.config.ahead) // RING_STAGES & 1, "test_wait")
-                        if unread == 0:
+                        behind = turn - self.config.ahead
+                        if _phase_is_over(_empty(s_base, behind), behind // RING_STAGES & 1, "test_wait") == 0:
                             _await_stage(s_base, turn - self.config.narrow_window)
                     if lane == 0:
                         size = Int32(select_(number == count - 1, last_bytes, num_bytes))
@@ -425,7 +452,7 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
                 ptx.shared_store_float(s_part + (group + lane // (32 // ROW_GROUP)) * 4, total)
         _all_product_warps()
         if warp == 0:
-            g_out = _address(record, 5) + (first * 2).to(Int64)
+            g_out = _address(record, 4) + (first * 2).to(Int64)
             for row in cutlass.range(lane, count, 32, unroll=1):
                 s_sum = s_base + SCRATCH + row * 4
                 value = self._over_warps(s_sum)
@@ -472,8 +499,7 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         lane: Int32, s_base: Int32, x: cute.Tensor,
     ) -> None:
         """This thread's share of the normalised mix of residual and snapshots' part, fp32 in registers."""
-        g_residual, g_sums, g_weighted = (_address(record, i) for i in range(3))
-        g_stats, g_norm = _address(record, 3), _address(record, 4)
+        g_packet, g_weighted, g_stats, g_norm = (_address(record, i) for i in range(4))
         chunks = [warp * (32 * THREAD_CHUNKS) + 32 * i + lane for i in range(THREAD_CHUNKS)]
         # What no instruction writes, ahead of the wait.
         weighted = [
@@ -481,18 +507,24 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         ]
         norms = [ptx.load_stream(g_norm + (chunk * 16).to(Int64)) for chunk in chunks]
         maximum, denominator = ptx.load_float(g_stats), ptx.load_float(g_stats + 4)
-        self._await(record, launch, counters, control, tid == 0)
-        self._stamp(tid == 0, g_stamp, 1)
-        _all_product_warps()
-
-        residual = [ptx.load_l2(g_residual + (chunk * 16).to(Int64)) for chunk in chunks]
+        places, arrived = cute.make_rmem_tensor(4, Int64), cute.make_rmem_tensor(16, Uint32)
         s_weights = s_base + HEAD
-        if warp == 0:  # one warp for all: the sums are 16 lines that every SM asks for at once
-            part, own = self._mix_weights(g_sums, maximum, denominator, lane)
+        # One warp polls for all: sums come last in their lines, and with all warps polling for lines the traffic of it
+        # made 47.5 us of a layer's 44.8 (H200, 2026-12-01).
+        if warp == 0:
+            for i in range_constexpr(NUM_PARTS // 32):
+                places[i] = g_packet + ((lane + 32 * i) * LINE_BYTES + 2 * COLUMNS).to(Int64)
+            self._await_fours(places, arrived, record, control)
+            part, own = self._mix_weights(arrived, maximum, denominator)
             ptx.shared_store_float(s_weights, part)
             ptx.shared_store_float(s_weights + 4, own)
         _all_product_warps()
+        for i in range_constexpr(THREAD_CHUNKS):
+            places[i] = g_packet + (chunks[i] // PRODUCT_WARPS * LINE_BYTES + chunks[i] % PRODUCT_WARPS * 16).to(Int64)
+        self._await_fours(places, arrived, record, control)
+        self._stamp(tid == 0, g_stamp, 1)
         part_weight, own_weight = ptx.shared_load_float(s_weights), ptx.shared_load_float(s_weights + 4)
+        residual = [tuple(arrived[4 * i + j] for j in range(4)) for i in range(THREAD_CHUNKS)]
         for i in range_constexpr(THREAD_CHUNKS):
             one, norm = ptx.widen_bf16(residual[i]), ptx.widen_bf16(norms[i])
             other = _floats(weighted[i][0]) + _floats(weighted[i][1])
@@ -500,12 +532,12 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
                 x[CHUNK * i + j] = (part_weight * other[j] + own_weight * one[j]) * norm[j]
 
     def _mix_weights(
-        self, g_sums: Int64, maximum: Float32, denominator: Float32, lane: Int32
+        self, arrived: cute.Tensor, maximum: Float32, denominator: Float32
     ) -> tuple[Float32, Float32]:
         """What snapshots' part and residual are multiplied by: softmax and norm of their mix, from all SMs' sums."""
         totals = [Float32(0.0)] * 4
         for line in range(NUM_PARTS // 32):
-            part = _floats(ptx.load_l2(g_sums + ((lane + 32 * line) * 16).to(Int64)))
+            part = _floats(arrived[4 * line + i] for i in range(4))
             totals = [one + other for one, other in zip(totals, part, strict=True)]
         square, product, cross, part_square = (lane_sum(one) for one in totals)
         logit = product * _rsqrt(square * (1.0 / HIDDEN) + NORM_EPSILON)
@@ -575,9 +607,11 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
     ) -> None:
         """One warp: 56 columns, two a lane, of all ranks; the new residual and its parts of the norm's sums."""
         ranks = self.config.ranks
-        g_received, g_residual, g_sums, g_query_norm, g_query, g_weighted, g_before = (
+        g_received, g_residual, g_packets, g_query_norm, g_query, g_weighted, g_before = (
             _address(record, i) for i in range(7)
         )
+        newest = _word(record, PACKET)
+        g_line = g_packets + (_word(record, FIRST) // COLUMNS * LINE_BYTES).to(Int64)
         pair = Int32(cutlass.min(lane, COLUMNS // 2 - 1))
         mine = lane < COLUMNS // 2
         at = ((_word(record, FIRST) + 2 * pair) * 2).to(Int64)
@@ -594,7 +628,7 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
             part = ptx.widen_bf16((arrived[rank],))
             totals = [one + other for one, other in zip(totals, part, strict=True)]
         kept = Float32(select_(_word(record, RESTARTS) != 0, Float32(0.0), Float32(1.0)))
-        word = ptx.pack_bf16(totals[0] + kept * old[0], totals[1] + kept * old[1])
+        word = ptx.without_negative_zero(ptx.pack_bf16(totals[0] + kept * old[0], totals[1] + kept * old[1]))
         x = ptx.widen_bf16((word,))
         zero = Float32(0.0)
         pairs = (
@@ -602,15 +636,20 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
             for i in range(2)
         )
         sums = [lane_sum(Float32(select_(mine, one + other, zero))) for one, other in zip(*pairs, strict=True)]
+        g_newest = g_line + (newest * PACKET_BYTES).to(Int64)
+        if mine:
+            _store_relaxed(g_newest + (pair * 4).to(Int64), word)
+        if lane == 0:
+            ptx.store_to_peer(g_newest + 2 * COLUMNS, [ptx.float_as_bits(one) for one in sums])
+        self._stamp(leads, g_stamp, 3)
         if mine:
             ptx.store_int(g_residual + at, Int32(word))
-        if lane == 0:
-            ptx.store(g_sums, sums)
-        cute.arch.sync_warp()
-        self._stamp(leads, g_stamp, 3)
-        self._signal(record, counters, lane == 0)
-        if mine & (g_before != 0):
-            self._clear(g_before + at)
+            if g_before != 0:
+                self._clear(g_before + at)
+        # The line of the version before has been read: behind it came the products whose outputs were pushed.
+        g_old = g_line + ((newest + PACKETS - 1) % PACKETS * PACKET_BYTES + lane * 4).to(Int64)
+        _store_relaxed(g_old, Uint32(EMPTY))
+        cute.arch.fence_acq_rel_gpu()  # whoever has seen the next version finds it empty
 
     @cute.jit
     def _clear(self, g_words: Int64) -> None:
@@ -633,7 +672,30 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
             missing = cute.arch.vote_any_sync(empty)
             polls += 1
             if missing & (polls % POLLS_BETWEEN_CHECKS == 0):
-                late = cute.arch.vote_any_sync(cute.arch.globaltimer() - began > self.config.watchdog_ns)
+                late = cute.arch.vote_any_sync(cute.arch.globaltimer() - began > 2 * self.config.watchdog_ns)
+                if late:
+                    self._write_down(control, number, Int32(-1), Int32(1))
+                if late | cute.arch.vote_any_sync(_load_acquire(control + 4) != 0):
+                    missing = Boolean(False)
+
+    @cute.jit
+    def _await_fours(self, places: cute.Tensor, arrived: cute.Tensor, record: Int32, control: Int64) -> None:
+        """Poll four places of 16 bytes a lane until no word of the warp's is missing."""
+        number = _word(record, NUMBER)
+        missing = Boolean(True)
+        polls = Int32(0)
+        began = cute.arch.globaltimer()
+        while missing:
+            empty = Boolean(False)
+            for place in range_constexpr(4):
+                words = _load4_relaxed(places[place])
+                for i in range_constexpr(4):
+                    arrived[4 * place + i] = words[i]
+                    empty = empty | (words[i] == Uint32(EMPTY))
+            missing = cute.arch.vote_any_sync(empty)
+            polls += 1
+            if missing & (polls % POLLS_BETWEEN_CHECKS == 0):
+                late = cute.arch.vote_any_sync(cute.arch.globaltimer() - began > 2 * self.config.watchdog_ns)
                 if late:
                     self._write_down(control, number, Int32(-1), Int32(1))
                 if late | cute.arch.vote_any_sync(_load_acquire(control + 4) != 0):
@@ -644,13 +706,19 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         self, record: Int32, opcode: Int32, launch: Int32, counters: Int64, control: Int64, leads: Boolean, lane: Int32,
     ) -> None:
         """One warp: empty what the last exchange left; or, behind all that, count the launch."""
-        g_received = _address(record, 0)
+        g_received, g_packets = _address(record, 0), _address(record, 1)
+        first, newest = _word(record, FIRST), _word(record, PACKET)
         at = ((_word(record, FIRST) + 2 * lane) * 2).to(Int64)
         count = _word(record, COUNT)
         self._await(record, launch, counters, control, leads)
         cute.arch.sync_warp()
         if 2 * lane < count:
             self._clear(g_received + at)
+        if count > 0:
+            g_word = g_packets + (first // COLUMNS * LINE_BYTES + lane * 4).to(Int64)
+            word = _load_relaxed(g_word + (newest * PACKET_BYTES).to(Int64))
+            for packet in range_constexpr(PACKETS):
+                _store_relaxed(g_word + packet * PACKET_BYTES, Uint32(EMPTY) if packet else word)
         if (opcode == Opcode.ADVANCE.value) & (lane == 0):
             ptx.store_int(control, launch)
         cute.arch.sync_warp()

@@ -47,8 +47,10 @@ class Timed:
 class Megakernel:
     """A list, its operands and the kernel. Building it checks the list, compiles and uploads.
 
-    ``window``: stages of the ring that may be under way, ``narrow_window`` while the ring is half full. ``timestamps``: have every instruction record its times. ``watchdog_s``: how long a wait may take. Raises UserError
-    for a list that could hang or race, a GPU with fewer SMs than queues, and operands that are missing.
+    ``window``: stages of the ring that may be under way; ``narrow_window``: as many while ``ahead`` or more have not
+    been read. ``timestamps``: have every instruction record its times. ``watchdog_s``: how long a wait may take, at
+    most a second. Raises UserError for a list that could hang or race, a GPU with fewer SMs than queues, and receive
+    buffers that do not lie one behind the other.
     """
 
     def __init__(
@@ -70,6 +72,8 @@ class Megakernel:
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         if len(program.queues) > num_sms:
             raise UserError(f"megakernel: {len(program.queues)} queues, and the GPU has {num_sms} SMs")
+        if not 0 < watchdog_s <= 1:
+            raise UserError(f"megakernel: watchdog_s: got {watchdog_s}, accepted: more than 0, at most 1")
         self.program, self.memory = check(program), memory
         records, lengths = pack(program, memory, hidden=hidden, ranks=ranks)
         self._records, self._lengths = records.to(device), lengths.to(device)

@@ -4,7 +4,8 @@
 word     holds
 =======  =====================================================================================
 0        opcode
-1, 2     byte offset of the counter to wait for (-1: none), its target in the first launch
+1, 2     byte offset of the counter to wait for (-1: none), its target in the first launch, or else which packet
+         of residual and sums is the newest
 3        byte offset of the counter to signal (-1: none)
 4, 5     first and count of outputs, columns or heads
 6 to 11  of both streams: stages, bytes of a stage, bytes of the last one
@@ -23,14 +24,15 @@ import torch
 
 from k3sim.errors import UserError
 from k3sim.kernels.megakernel.instructions import Instruction, InstructionList, Opcode
-from k3sim.kernels.megakernel.schedule import BUFFERS, SUMS_BYTES
+from k3sim.kernels.megakernel.schedule import BUFFERS
 
 RECORD_WORDS = 32
 RECORD_BYTES = 4 * RECORD_WORDS
 COUNTER_BYTES = 128  # a line each, so that polls of one do not meet signals of another
 OPCODE, WAIT, TARGET, SIGNAL, FIRST, COUNT, STAGES_OF, STREAM, ADDRESSES = 0, 1, 2, 3, 4, 5, 6, 12, 16
-RESTARTS = VARIANT = 30
+PACKET = TARGET  # of what waits for no counter
 NUMBER = 31
+RESTARTS = VARIANT = 30
 
 
 def pushed_depths(program: InstructionList) -> tuple[int, ...]:
@@ -47,7 +49,7 @@ def addresses(one: Instruction, memory: Mapping[str, torch.Tensor], hidden: int,
     site = f"{one.layer}/{one.site}"
     if one.opcode in (Opcode.FOLD_GEMV, Opcode.FOLD_GEMV_SITU):
         operands = (of(f"{site}.{name}") for name in ("weighted", "stats", "norm"))
-        return [of("residual"), of("sums"), *operands, of(f"{one.stage} out")]
+        return [of(f"packets {one.packet}"), *operands, of(f"{one.stage} out")]
     if one.opcode is Opcode.KDA_HEAD:
         vectors = (of(f"{one.layer}/kda.{name}") for name in ("conv", "past", "dt_bias", "a_log", "norm"))
         return [of("kda.in_proj out"), of("kda.decode out"), *vectors]
@@ -58,9 +60,9 @@ def addresses(one: Instruction, memory: Mapping[str, torch.Tensor], hidden: int,
         operands = (of(f"{site}.{name}") for name in ("query_norm", "query", "weighted"))
         before = f"received {(one.buffer - 1) % BUFFERS}"
         empties = any(write.region.buffer == before for write in one.writes)
-        sums = of("sums") + one.sm * SUMS_BYTES
-        return [of(f"received {one.buffer}"), of("residual"), sums, *operands, of(before) if empties else 0]
-    return [of(f"received {one.buffer}")]
+        # Of the packets the base: the newest is that of word PACKET.
+        return [of(f"received {one.buffer}"), of("residual"), of("packets 0"), *operands, of(before) if empties else 0]
+    return [of(f"received {one.buffer}"), of("packets 0")]
 
 
 def pack(
@@ -93,6 +95,8 @@ def pack(
                 _put_long(record, ADDRESSES + 2 * index, address)
             record[VARIANT] = depths.index(one.depth) if one.opcode is Opcode.GEMV_PUSH else int(one.restarts)
             record[NUMBER] = numbers[id(one)]
+            if not waits:
+                record[PACKET] = one.packet
             words[sm, place] = torch.tensor(record)
     lengths = torch.tensor([len(queue) for queue in program.queues], dtype=torch.int32)
     return _as_int32(words), lengths

@@ -1,7 +1,8 @@
 """Runs an instruction list on the CPU: what the kernel computes, instruction by instruction, in fp32 torch.
 
-The order is any that strands and counters allow (``seed``), so a result that changes with the seed shows a missing wait. Roundings
-to bf16 stand where the kernel has them; sums within a product are torch's, so results agree to rounding and not by bit.
+The order is any that strands and counters allow (``seed``), so a result that changes with the seed shows a missing
+wait. Roundings to bf16 stand where the kernel has them; sums within a product are torch's, so results agree to rounding
+and not by bit.
 
 Tensors lie in one dictionary by name, as ``schedule`` names buffers; matrices, states and vectors of a layer as
 ``<layer>/<name>``. ``fill`` makes those that a list needs beside them.
@@ -20,11 +21,12 @@ from k3sim.errors import UserError
 from k3sim.kernels.attn_res.reference import NORM_EPSILON
 from k3sim.kernels.kda_decode.reference import kda_decode
 from k3sim.kernels.megakernel.instructions import NUM_STRANDS, Instruction, InstructionList, Opcode
-from k3sim.kernels.megakernel.schedule import BUFFERS, COLUMNS
+from k3sim.kernels.megakernel.schedule import BUFFERS, COLUMNS, LINE_BYTES, PACKETS
 from k3sim.kernels.skinny_gemv.reference import situ_glu
 
 Memory = dict[str, torch.Tensor]
 NOT_ARRIVED = -0.0
+EMPTY_WORD = 0x80008000 - (1 << 32)  # two of them
 
 
 def run(program: InstructionList, memory: Memory, *, seed: int = 0) -> list[Instruction]:
@@ -66,16 +68,29 @@ def fill(memory: Memory, program: InstructionList, *, hidden: int, ranks: int) -
     for name, num_bytes in program.sizes.items():
         if name.endswith(" out"):
             memory[name] = torch.zeros(num_bytes // 2, dtype=like.dtype, device=like.device)
-    memory["sums"] = torch.zeros(hidden // COLUMNS, 4, device=like.device)
+    shape = (PACKETS, hidden // COLUMNS, LINE_BYTES // 4)
+    packets = torch.full(shape, EMPTY_WORD, dtype=torch.int32, device=like.device)
+    for number, packet in enumerate(packets):
+        memory[f"packets {number}"] = packet
     first = min((one for one in program if one.opcode is Opcode.FOLD_GEMV), key=lambda one: one.layer)
     for sm in range(hidden // COLUMNS):
-        memory["sums"][sm] = _column_sums(memory, f"{first.layer}/{first.site}", sm * COLUMNS, COLUMNS)
+        put_line(memory, 0, sm, f"{first.layer}/{first.site}")
 
 
-def folded(memory: Mapping[str, torch.Tensor], site: str) -> torch.Tensor:
-    """``[D]`` fp32: the residual mixed with the snapshots' part of ``site``, normalised, from the sums in memory."""
-    square, product, cross, part_square = memory["sums"].sum(0)
-    residual, weighted = memory["residual"].float(), memory[f"{site}.weighted"]
+def put_line(memory: Mapping[str, torch.Tensor], packet: int, sm: int, site: str) -> None:
+    """An SM's line of a packet: its columns of the residual and their parts of the sums of the norm at ``site``."""
+    line = memory[f"packets {packet}"][sm]
+    columns = memory["residual"][sm * COLUMNS : (sm + 1) * COLUMNS]
+    line[: COLUMNS // 2] = (columns + 0.0).view(torch.int32)  # -0 stands for what has not arrived
+    line[COLUMNS // 2 :] = _column_sums(memory, site, sm * COLUMNS, COLUMNS).view(torch.int32)
+
+
+def folded(memory: Mapping[str, torch.Tensor], site: str, packet: int) -> torch.Tensor:
+    """``[D]`` fp32: the residual mixed with the snapshots' part of ``site``, normalised, from a packet alone."""
+    lines = memory[f"packets {packet}"]
+    square, product, cross, part_square = lines[:, COLUMNS // 2 :].contiguous().view(torch.float32).sum(0)
+    residual = lines[:, : COLUMNS // 2].contiguous().view(torch.bfloat16).flatten().float()
+    weighted = memory[f"{site}.weighted"]
     maximum, denominator = memory[f"{site}.stats"]
     hidden = residual.numel()
     logit = product * (square / hidden + NORM_EPSILON).rsqrt()
@@ -97,7 +112,8 @@ def _column_sums(memory: Mapping[str, torch.Tensor], site: str, first: int, coun
 
 
 def _fold_gemv(one: Instruction, memory: Memory) -> None:
-    x, weight = folded(memory, f"{one.layer}/{one.site}"), memory[f"{one.layer}/{one.stage}"]
+    x = folded(memory, f"{one.layer}/{one.site}", one.packet)
+    weight = memory[f"{one.layer}/{one.stage}"]
     rows = slice(one.first, one.first + one.count)
     out = memory[f"{one.stage} out"]
     if one.opcode is Opcode.FOLD_GEMV:
@@ -155,12 +171,17 @@ def _reduce(one: Instruction, memory: Memory) -> None:
     if not one.restarts:
         total = total + residual[columns].float()
     residual[columns] = total.to(residual.dtype)
-    memory["sums"][one.sm] = _column_sums(memory, f"{one.layer}/{one.site}", one.first, one.count)
+    put_line(memory, one.packet, one.sm, f"{one.layer}/{one.site}")
+    memory[f"packets {(one.packet - 1) % PACKETS}"][one.sm] = EMPTY_WORD
     memory[f"received {(one.buffer - 1) % BUFFERS}"][:, columns] = NOT_ARRIVED
 
 
 def _finish(one: Instruction, memory: Memory) -> None:
-    memory[f"received {one.buffer}"][:, one.first : one.first + one.count] = NOT_ARRIVED
+    if one.count:
+        memory[f"received {one.buffer}"][:, one.first : one.first + one.count] = NOT_ARRIVED
+        line = memory[f"packets {one.packet}"][one.sm].clone()
+        for number in range(PACKETS):
+            memory[f"packets {number}"][one.sm] = EMPTY_WORD if number else line
 
 
 def _advance(one: Instruction, memory: Memory) -> None:

@@ -9,7 +9,8 @@ Covered: layers of a KDA mixer and a dense FFN at one row, as the fused path of 
 ``kda_decode.cluster``                      a head an SM; states and gate weights come ahead through the ring
 ``proj_allreduce.produce_whole``            56 outputs an SM, pushed to every rank; the words are their own flags
 ``consume``, ``consume_gathered``           on each SM the 56 columns that it pushes: sum over ranks, residual, sums of
-                                            the norm. The rest is in the product that follows
+                                            the norm, in a line of 128 bytes whose words are flags. The rest is in the
+                                            product that follows
 ==========================================  ======================================================================
 
 A product's rows are dealt evenly, and heads to the SMs that have the fewest rows and no columns.
@@ -38,8 +39,12 @@ COLUMNS = 56  # of an exchange an SM: seven words of 16 bytes to a rank
 PUSHED = 8  # outputs that leave in one word of 16 bytes
 BUFFERS = 3  # receive buffers in rotation, as the fused path has them (kernels/device/lamport.py)
 STAGE_BYTES = 14_336  # of the ring: one row of the hidden width
+RING_STAGES = 15
+PRODUCT_WARPS = 7  # that take turns at the stages of a pushed product
+MAX_WINDOW = RING_STAGES - PRODUCT_WARPS  # stages under way, see ``kernel._await_stage``
 HEAD_DIM = 128
-SUMS_BYTES = 16  # four fp32 an SM: x.x, x.probe, a.x, a.a
+LINE_BYTES = 128  # of a packet an SM: its 56 columns of the residual, then four fp32: x.x, x.probe, a.x, a.a
+PACKETS = 3  # in rotation
 PRODUCTS = {"skinny_gemv.tiled": Opcode.FOLD_GEMV, "skinny_gemv.tiled_situ": Opcode.FOLD_GEMV_SITU}
 CONSUMERS = ("proj_allreduce.consume", "proj_allreduce.consume_gathered")
 LEFT_OUT = ("unfused.embedding", "attn_res.snapshot_part")
@@ -62,7 +67,6 @@ class _Builder:
     sizes: dict[str, int] = field(default_factory=dict)
     flags: set[str] = field(default_factory=set)
     exchanges: int = 0  # pushes so far
-    reduced: Wait | None = None  # what says that the residual is there
     waits: tuple[Wait, ...] = ()  # for the output of the newest product or mixer
     output: tuple[str, int] = ("", 0)  # its buffer and version
     version: int = 0
@@ -75,6 +79,10 @@ class _Builder:
     def num_columns_sms(self) -> int:
         """SMs with columns of an exchange, each with 56."""
         return self.hidden // COLUMNS
+
+    def packet(self, version: int) -> str:
+        """The buffer of a version of residual and sums."""
+        return f"packets {version % PACKETS}"
 
     def whole(self, buffer: str, num_bytes: int) -> Region:
         self.sizes[buffer] = max(self.sizes.get(buffer, 0), num_bytes)
@@ -90,36 +98,41 @@ class _Builder:
         restarts = call.stage == "attn_res.ffn" and self.architecture.is_snapshot(call.layer)
         exchange = self.exchanges - 1
         buffer, before = exchange % BUFFERS, (exchange - 1) % BUFFERS
-        counter = f"{exchange} residual"
+        self.version += 1
+        written, emptied = self.packet(self.version), self.packet(self.version - 1)
+        flag = f"packets {self.version}"
         slot_bytes = 2 * self.hidden
         for sm in range(self.num_columns_sms):
             first = sm * COLUMNS
             columns = self.part("residual", 2 * first, 2 * COLUMNS)
+            lines = [self.part(packet, sm * LINE_BYTES, LINE_BYTES) for packet in (written, emptied)]
+            fresh = EMPTY if self.version >= PACKETS else INITIAL
             slots = [
                 (r * slot_bytes + 2 * first, 2 * COLUMNS) for r in range(self.program.num_ranks)
             ]  # of every rank the same columns
             self.queues[sm].append(
                 Instruction(
                     opcode=Opcode.REDUCE, stage=call.stage, layer=call.layer, sm=sm, first=first, count=COLUMNS,
-                    buffer=buffer, site=call.stage, restarts=restarts,
+                    buffer=buffer, packet=self.version % PACKETS, site=call.stage, restarts=restarts,
                     waits=(Wait(counter=f"{exchange} arrived {sm}", target=1),),
-                    signals=(counter,),
+                    signals=(flag,),
                     reads=(
-                        Access(region=columns, version=self.version),
+                        Access(region=columns, version=self.version - 1),
+                        Access(region=lines[0], version=fresh),  # flags must read "not arrived" before they are set
                         *(Access(region=self.part(f"received {buffer}", *slot), version=exchange + 1)
                           for slot in slots),
                     ),
                     writes=(
-                        Access(region=columns, version=self.version + 1),
-                        Access(region=self.part("sums", sm * SUMS_BYTES, SUMS_BYTES), version=self.version + 1),
+                        Access(region=columns, version=self.version),
+                        Access(region=lines[0], version=self.version),
+                        Access(region=lines[1], version=EMPTY),
                         *(Access(region=self.part(f"received {before}", *slot), version=EMPTY)
                           for slot in slots if exchange),
                     ),
                 )
             )  # fmt: skip
             self.flags.add(f"{exchange} arrived {sm}")
-        self.version += 1
-        self.reduced = Wait(counter=counter, target=self.num_columns_sms)
+        self.flags.add(flag)
 
     def product(self, call: Call) -> None:
         """Rows of a product of the residual, folded and normalised."""
@@ -130,7 +143,9 @@ class _Builder:
         counter, output = f"{call.index} {call.stage}", f"{call.stage} out"
         self.whole(weight.region, weight.num_bytes)
         self.whole(output, 2 * num_outputs)
+        self.whole("residual", 2 * self.hidden)
         version = call.index + 1
+        reduced = (Wait(counter=f"packets {self.version}", target=self.num_columns_sms),) if self.version else ()
         for sm in range(self.num_sms):
             first, last = (at * num_outputs // self.num_sms for at in (sm, sm + 1))
             halves = (0, num_outputs) if paired else (0,)
@@ -138,15 +153,16 @@ class _Builder:
                 Instruction(
                     opcode=opcode, stage=call.stage, layer=call.layer, sm=sm, first=first, count=last - first,
                     depth=weight.depth, site=_site(call),
-                    waits=(self.reduced,) if self.reduced else (),
+                    packet=self.version % PACKETS,
+                    waits=reduced,
                     signals=(counter,),
                     streams=tuple(
                         Stream(region=self.part(weight.region, (half + first) * row_bytes, (last - first) * row_bytes),
                                stage_bytes=row_bytes)
                         for half in halves
                     ),
-                    reads=(Access(region=self.whole("residual", 2 * self.hidden), version=self.version),
-                           Access(region=self.whole("sums", SUMS_BYTES * self.num_columns_sms), version=self.version)),
+                    reads=(Access(region=self.whole(self.packet(self.version), LINE_BYTES * self.num_columns_sms),
+                                  version=self.version),),
                     writes=(Access(region=self.part(output, 2 * first, 2 * (last - first)), version=version),),
                 )
             )  # fmt: skip
@@ -176,7 +192,8 @@ class _Builder:
                     depth=HEAD_DIM,
                     waits=self.waits, signals=(counter,),
                     streams=(
-                        Stream(region=self.part(weight.region, head * gate_bytes, gate_bytes), stage_bytes=gate_bytes // 4),
+                        Stream(region=self.part(weight.region, head * gate_bytes, gate_bytes),
+                               stage_bytes=gate_bytes // 4),
                         Stream(region=states, stage_bytes=state_bytes // 8),
                     ),
                     reads=(Access(region=self.whole(self.output[0], self.sizes[self.output[0]]),
@@ -193,6 +210,8 @@ class _Builder:
         row_bytes, exchange = 2 * weight.depth, self.exchanges
         buffer, slot_bytes = exchange % BUFFERS, 2 * self.hidden
         self.whole(weight.region, weight.num_bytes)
+        for one in range(PACKETS):
+            self.whole(f"packets {one}", LINE_BYTES * self.num_columns_sms)
         for one in range(BUFFERS):
             self.whole(f"received {one}", self.program.num_ranks * slot_bytes)
         for sm in range(self.num_columns_sms):
@@ -217,17 +236,23 @@ class _Builder:
         self.exchanges += 1
 
     def finish(self) -> None:
-        """Leave all receive buffers empty, and count the launch."""
+        """Leave all receive buffers empty and the residual where the next launch finds it; count the launch."""
         buffer = (self.exchanges - 1) % BUFFERS
+        newest = self.packet(self.version)
         slot_bytes, layer = 2 * self.hidden, self.program.layers[-1]
         for sm in range(self.num_sms):
             columns = range(0, self.program.num_ranks * slot_bytes, slot_bytes) if sm < self.num_columns_sms else ()
+            line = (sm * LINE_BYTES, LINE_BYTES)
             emptied = [self.part(f"received {buffer}", slot + 2 * sm * COLUMNS, 2 * COLUMNS) for slot in columns]
             self.queues[sm].append(
                 Instruction(
                     opcode=Opcode.FINISH, stage="finish", layer=layer, sm=sm, first=sm * COLUMNS,
                     count=COLUMNS if emptied else 0, buffer=buffer, signals=("finished",),
-                    writes=tuple(Access(region=one, version=EMPTY) for one in emptied),
+                    packet=self.version % PACKETS,
+                    reads=(Access(region=self.part(newest, *line), version=self.version),) if emptied else (),
+                    writes=(*(Access(region=one, version=EMPTY) for one in emptied),
+                            *(Access(region=self.part(self.packet(one), *line), version=EMPTY if one else self.version)
+                              for one in range(PACKETS) if emptied)),
                 )
             )  # fmt: skip
         self.queues[0].append(
