@@ -597,9 +597,9 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
                 _all_product_warps()
                 kept = ptx.shared_load_float(s_base + SCRATCH + (PUSHED * warp + lane % PUSHED) * 4)
             values = [cute.arch.shuffle_sync(kept, j) for j in range(PUSHED)]
-            words = [ptx.without_negative_zero(word) for word in ptx.narrow_bf16(values)]
+            pushed = [ptx.without_negative_zero(word) for word in ptx.narrow_bf16(values)]
             if lane < self.config.ranks:
-                ptx.store_to_peer(g_peer + g_offset + ((first + PUSHED * warp) * 2).to(Int64), words)
+                ptx.store_to_peer(g_peer + g_offset + ((first + PUSHED * warp) * 2).to(Int64), pushed)
 
     @cute.jit
     def _reduce(

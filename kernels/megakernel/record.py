@@ -44,7 +44,7 @@ def addresses(one: Instruction, memory: Mapping[str, torch.Tensor], hidden: int,
     """The addresses of an instruction, in the order in which the kernel takes them; 0 stands for none."""
 
     def of(name: str) -> int:
-        return memory[name].data_ptr()
+        return int(memory[name].data_ptr())
 
     site = f"{one.layer}/{one.site}"
     if one.opcode in (Opcode.FOLD_GEMV, Opcode.FOLD_GEMV_SITU):

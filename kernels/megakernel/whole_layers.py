@@ -40,9 +40,12 @@ def _kda(memory: Mapping[str, torch.Tensor], layer: int, x: torch.Tensor) -> tor
     projected = (memory[f"{layer}/kda.in_proj"].float() @ x).bfloat16()
     state, past = memory[f"{layer}/kda.state"], memory[f"{layer}/kda.past"]
     states, samples = torch.stack([state, state]), torch.stack([past, past])  # slot 0 stands for padding
-    operands = (memory[f"{layer}/kda.{name}"] for name in ("f_b", "conv", "dt_bias", "a_log", "norm"))
+    f_b, conv, dt_bias, a_log, norm = (
+        memory[f"{layer}/kda.{name}"] for name in ("f_b", "conv", "dt_bias", "a_log", "norm")
+    )
     slots = torch.ones(1, dtype=torch.int32, device=x.device)
-    out = kda_decode(projected[None], *operands, slots, samples, states, heads=state.shape[0])
+    heads = state.shape[0]
+    out = kda_decode(projected[None], f_b, conv, dt_bias, a_log, norm, slots, samples, states, heads=heads)
     state.copy_(states[1])
     past.copy_(samples[1])
     return out[0].bfloat16()
