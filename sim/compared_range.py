@@ -1,6 +1,6 @@
 """Which questions lie within what was compared with measured steps, and what a reader must know of the others.
 
-A prediction is as good as its nearest comparison. The table holds, layout by layout, the concurrency and the context of
+A prediction is as good as its nearest comparison. The table holds, family of models by family and layout by layout, the concurrency and the context of
 the steps that were: published results that are judged, and whole ranks on one H200. It stands here because a prediction
 may read neither; ``tests/calibrate/compare/test_compared_range.py`` makes it anew from the records and compares.
 """
@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from k3sim.model.architecture import Architecture
     from k3sim.model.layout import Layout, Workload
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRange:
-    """Least and most of the steps of one layout, by its tag."""
+    """Least and most of the steps of one family of models and one layout, by its tag."""
 
+    family: str
     layout: str
     concurrency: tuple[int, int]
     context: tuple[int, int]
@@ -26,14 +28,24 @@ class ComparedRange:
         return f"{self.layout} at concurrency {_span(self.concurrency)} and context {_span(self.context)}"
 
 
+KIMI_K3, KIMI_LINEAR, DEEPSEEK = "kimi-k3", "kimi-linear", "deepseek"
+
 COMPARED = (
-    ComparedRange(layout="tp16ep1dcp1", concurrency=(1, 16), context=(512, 131072)),
-    ComparedRange(layout="tp8ep1dcp1", concurrency=(1, 16), context=(384, 8704)),
-    ComparedRange(layout="tp8ep8dcp1", concurrency=(1, 1), context=(1024, 1024)),
-    ComparedRange(layout="tp8ep8dcp8", concurrency=(24, 48), context=(131072, 131072)),
+    ComparedRange(family=KIMI_K3, layout="tp16ep1dcp1", concurrency=(1, 16), context=(512, 131072)),
+    ComparedRange(family=KIMI_K3, layout="tp8ep1dcp1", concurrency=(1, 16), context=(384, 8704)),
+    ComparedRange(family=KIMI_K3, layout="tp8ep8dcp1", concurrency=(1, 1), context=(1024, 1024)),
+    ComparedRange(family=KIMI_K3, layout="tp8ep8dcp8", concurrency=(24, 48), context=(131072, 131072)),
 )
 
-def range_warnings(layout: Layout, workload: Workload) -> list[str]:
+
+def family_of(architecture: Architecture) -> str:
+    """Which comparisons count for a model: by its residual and its mixers."""
+    if architecture.attn_res_block_size:
+        return KIMI_K3
+    return KIMI_LINEAR if architecture.kda_layers else DEEPSEEK
+
+
+def range_warnings(architecture: Architecture, layout: Layout, workload: Workload) -> list[str]:
     """What lies outside of ``COMPARED``, as one line, and how many replicas would be idle, as another."""
     found = []
     if layout.dp > workload.concurrency:
@@ -42,7 +54,7 @@ def range_warnings(layout: Layout, workload: Workload) -> list[str]:
             f"{idle} of {layout.dp} replicas {'has' if idle == 1 else 'have'} no request at concurrency "
             f"{workload.concurrency}: their GPUs are idle, and tok/s/GPU counts them"
         )
-    outside = _outside(layout, workload)
+    outside = _outside(family_of(architecture), layout, workload)
     if outside:
         found.append(
             f"no measured step was compared with {outside}, so the error there is not known; 'k3sim validate' shows "
@@ -51,11 +63,14 @@ def range_warnings(layout: Layout, workload: Workload) -> list[str]:
     return found
 
 
-def _outside(layout: Layout, workload: Workload) -> str:
-    """The first of layout, concurrency and context that no comparison covers, with what is covered; else nothing."""
-    of_layout = next((one for one in COMPARED if one.layout == layout.tag), None)
+def _outside(family: str, layout: Layout, workload: Workload) -> str:
+    """The first of family, layout, concurrency and context that no comparison covers, with what is; else nothing."""
+    of_family = [one for one in COMPARED if one.family == family]
+    if not of_family:
+        return f"a model of the family {family} (but with {', '.join(dict.fromkeys(one.family for one in COMPARED))})"
+    of_layout = next((one for one in of_family if one.layout == layout.tag), None)
     if of_layout is None:
-        return f"layout {layout.tag} (but with {', '.join(one.layout for one in COMPARED)})"
+        return f"layout {layout.tag} (but with {', '.join(one.layout for one in of_family)})"
     parts = [
         (f"{name} {value}", f"{name} {_span(span)}")
         for name, value, span in (

@@ -210,7 +210,9 @@ def leave_one_out(
 def on_path(question: Question, name: str, **switches: tuple[str, ...]) -> Question:
     """The same question of another path, with the same kernels; the megakernel has public ones alone."""
     kernel_set = "public" if name == "megakernel" else question.path.kernel_set
-    return replace(question, path=find_path(name, kernel_set=kernel_set, **switches))
+    return replace(
+        question, path=find_path(name, kernel_set=kernel_set, engine=question.path.engine, **switches)
+    )
 
 
 def difference_us(before: Prediction, after: Prediction) -> dict[str, float]:

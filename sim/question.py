@@ -47,6 +47,7 @@ class Options:
     dcp: int = _option(1, int, "Decode context parallel: ranks that share the KV cache.")
     path: str = _option("fused", str, "Execution path: stock, fused or megakernel (see 'k3sim paths').")
     kernels: str = _option("public", str, "Kernels of the path: public, or the project's own.")
+    engine: str = _option("vllm", str, "Whose kernels the stock path runs, where engines differ: vllm or sglang.")
     with_switches: tuple[str, ...] = _option(
         (), tuple, "Switch of the fused path, or part of one, to have, starting from none (repeatable).", "with"
     )
@@ -143,7 +144,7 @@ class Question:
     def warnings(self) -> list[str]:
         """What a reader must know before using the answer."""
         machine, tp = self.machine, self.layout.tp
-        found = range_warnings(self.layout, self.workload)
+        found = range_warnings(self.architecture, self.layout, self.workload)
         if tp > machine.nvlink_domain_gpus:
             found.append(
                 f"{tp} ranks span more than the {machine.nvlink_domain_gpus} GPUs of one NVLink domain of "
@@ -167,8 +168,9 @@ def ask(options: Options) -> Question:
     machine = load_machine(options.machine)
     architecture = load_architecture(options.model)
     path = find_path(
-        options.path, with_switches=options.with_switches, without=options.without, kernel_set=options.kernels
-    )
+        options.path, with_switches=options.with_switches, without=options.without, kernel_set=options.kernels,
+        engine=options.engine,
+    )  # fmt: skip
     layout = Layout(tp=options.tp, ep=options.ep, dp=options.dp, dcp=options.dcp)
     check_layout(architecture, layout)
     if options.kv_dtype not in KV_DTYPE_BYTES:

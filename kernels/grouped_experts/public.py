@@ -187,6 +187,11 @@ def activate(weights: Sequence[Weight], *, rows: int, top_k: int, width: int) ->
     return _of_rows(num_rows=rows * top_k, width=width, inputs=2, block=PUBLIC["elementwise"])
 
 
+def activate_and_quantise(weights: Sequence[Weight], *, rows: int, top_k: int, width: int) -> Work:
+    """``activate`` and ``quantise`` in one launch."""
+    return _of_rows(num_rows=rows * top_k, width=width, inputs=2, block=PUBLIC["elementwise"], reductions=1)
+
+
 def quantise(weights: Sequence[Weight], *, rows: int, top_k: int, width: int) -> Work:
     """The rows of all chosen experts to FP8, with a scale per 128."""
     return _of_rows(num_rows=rows * top_k, width=width, inputs=1, block=PUBLIC["elementwise"], reductions=1)

@@ -137,10 +137,14 @@ def _trtllm(operator: str, formats: tuple[str, ...], *, quantises: bool) -> tupl
     first, second = _grouped(operator, formats, "block-scaled", launch="pdl")
     quantise = _of_experts("moe.quantise", "quantised_gemm.quantise", {"rows": "rows", "width": "expert_depth"},
                            formats, "block-scaled")  # fmt: skip
+    # Its FP8 with scales per block has no activation in the first product (FlashInfer ``trtllm_fused_moe_runner.cu``).
+    activate = _of_experts("moe.activate", "grouped_experts.activate_and_quantise", EXPERT_ROWS, formats,
+                           "block-scaled", launch="pdl")  # fmt: skip
     return (
         *((quantise,) if quantises else ()),
         _of_experts("moe.routing", "grouped_experts.route", CHOSEN, formats, "block-scaled", launch="pdl"),
         first,
+        *((activate,) if formats == ("fp8_block",) else ()),
         second,
         _of_experts("moe.finalize", "grouped_experts.finalize", {**TOKENS, "hidden": "expert_depth"}, formats,
                     "block-scaled", launch="pdl"),

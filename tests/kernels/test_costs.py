@@ -308,6 +308,9 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
     "grouped_experts.activate": (
         ((), {"rows": 1, "top_k": 8, "width": 256}, 0), ((), {"rows": 16, "top_k": 8, "width": 256}, 0),
     ),
+    "grouped_experts.activate_and_quantise": (
+        ((), {"rows": 1, "top_k": 8, "width": 256}, 0), ((), {"rows": 16, "top_k": 8, "width": 256}, 0),
+    ),
     "grouped_experts.quantise": (
         ((), {"rows": 1, "top_k": 8, "width": 256}, 0), ((), {"rows": 16, "top_k": 8, "width": 256}, 0),
     ),

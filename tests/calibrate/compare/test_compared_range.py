@@ -7,21 +7,22 @@ import pytest
 
 from k3sim.calibrate.compare.shipped_steps import measured_steps
 from k3sim.calibrate.evidence import load_evidence
-from k3sim.sim.compared_range import COMPARED, ComparedRange
+from k3sim.sim.compared_range import COMPARED, KIMI_K3, ComparedRange, family_of
 from k3sim.sim.question import Options, ask, question_of
 
 
 def test_the_table_is_that_of_the_records() -> None:
-    points = [(one["layout"], one["concurrency"], one["context"]) for one in measured_steps()]
+    points = [((KIMI_K3, one["layout"]), one["concurrency"], one["context"]) for one in measured_steps()]
     for record in load_evidence():
         if record.kind == "step" and record.judged:
             question = question_of(record.command)
-            points.append((question.layout.tag, question.workload.concurrency, question.workload.context))
+            place = (family_of(question.architecture), question.layout.tag)
+            points.append((place, question.workload.concurrency, question.workload.context))
     found = set()
-    for layout in {layout for layout, _, _ in points}:
-        concurrency, context = zip(*((c, n) for tag, c, n in points if tag == layout), strict=True)
+    for family, layout in {place for place, _, _ in points}:
+        concurrency, context = zip(*((c, n) for place, c, n in points if place == (family, layout)), strict=True)
         spans = {"concurrency": (min(concurrency), max(concurrency)), "context": (min(context), max(context))}
-        found.add(ComparedRange(layout=layout, **spans))
+        found.add(ComparedRange(family=family, layout=layout, **spans))
     assert set(COMPARED) == found and len(COMPARED) == len(found)
 
 
