@@ -1,8 +1,8 @@
 """Which questions lie within what was compared with measured steps, and what a reader must know of the others.
 
-A prediction is as good as its nearest comparison. The table holds, family of models by family and layout by layout, the concurrency and the context of
-the steps that were: published results that are judged, and whole ranks on one H200. It stands here because a prediction
-may read neither; ``tests/calibrate/compare/test_compared_range.py`` makes it anew from the records and compares.
+A prediction is as good as its nearest comparison. The table holds, for each family of models and layout by layout, the
+concurrency and the context of the steps that were: published results that are judged, and whole ranks on one H200. It
+stands here because a prediction may read neither; ``tests/calibrate/compare/test_compared_range.py`` makes it anew from the records and compares.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ComparedRange:
     context: tuple[int, int]
 
     def __str__(self) -> str:
-        return f"{self.layout} at concurrency {_span(self.concurrency)} and context {_span(self.context)}"
+        return f"{self.family} {self.layout} at concurrency {_span(self.concurrency)} and context {_span(self.context)}"
 
 
 KIMI_K3, KIMI_LINEAR, DEEPSEEK = "kimi-k3", "kimi-linear", "deepseek"
