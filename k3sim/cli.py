@@ -28,6 +28,7 @@ COMMANDS = (
     "paths",
     "machines",
     "report",
+    "explain",
     "decode",
     "validate",
     "claims",

@@ -80,6 +80,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "model", "model.documents", "model.paths", "kernels.costs", "kernels.device", "kernels.harness",
         "kernels.multi_gpu.symmetric", "kernels.rank", "sim.timeline", "sim.export.document",
     ),
+    "calibrate.traces": ("model.documents", "sim.timeline"),
     "calibrate.fit": ("model.names", "model.documents", "calibrate", "calibrate.probes", "calibrate.compare", *SIM),
     "calibrate.compare": (
         "model", "model.paths", "model.documents", "kernels.harness", "calibrate", "calibrate.evidence",
@@ -89,10 +90,11 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "model", "model.paths", "kernels.work", "kernels.costs", "calibrate.compare", "calibrate.evidence", *SIM,
     ),
     # The front door.
-    "k3sim": ("model", "model.paths", "model.documents", *SIM, "calibrate.decode"),
+    "k3sim": ("model", "model.paths", "model.documents", *SIM, "calibrate.decode", "calibrate.traces"),
     "k3sim.commands": (
         "model", "model.paths", "model.documents", *SIM, "kernels.toolchain", "kernels.harness", "kernels.multi_gpu",
-        "calibrate", "calibrate.evidence", "calibrate.decode", "calibrate.fit", "calibrate.compare", "k3sim",
+        "calibrate", "calibrate.evidence", "calibrate.decode", "calibrate.fit", "calibrate.compare", "calibrate.traces",
+        "k3sim",
     ),
 }  # fmt: skip
 #: Rooms whose files load no GPU package, not even inside a function: predicting needs a laptop.

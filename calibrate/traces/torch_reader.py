@@ -20,6 +20,7 @@ HOST_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "Runtime"})
 MARK_CATEGORIES = frozenset({"gpu_user_annotation", "user_annotation"})
 MOST_KERNELS = 4_000_000
 MOST_MARKS = 200_000
+MOST_DEVICES = 1024
 LATEST_PS = 1 << 73  # some 300 years; what is beyond is no time
 
 
@@ -57,6 +58,8 @@ def read_torch(path: str | Path, names: KernelNames, rank: int) -> Trace:
             if span is not None:
                 marks = gpu_marks if category.startswith("gpu") else host_marks
                 marks.append(Mark(str(event.get("name"))[:200], *span))
+    if not stream.found_events and isinstance(stream.header.get("stages"), list):
+        return _measured(stream.header, str(path), names)
     if not stream.found_events:
         raise UserError(f"{path}: JSON without a list 'traceEvents'; a trace of torch's profiler is accepted")
     if not kernels:
@@ -77,10 +80,44 @@ def read_torch(path: str | Path, names: KernelNames, rank: int) -> Trace:
     )
 
 
+def _measured(document: dict[str, Any], path: str, names: KernelNames) -> Trace:
+    """A step that ``k3sim decode`` or ``k3sim timeline`` wrote. Raises UserError where it has no kernels."""
+    streams: dict[str, int] = {}
+    by_rank: dict[int, list[TraceKernel]] = {}
+    for row, entry in enumerate(document["stages"]):
+        entry = entry if isinstance(entry, dict) else {}
+        start_ps, end_ps = as_ps(entry.get("start_us")), as_ps(entry.get("end_us"))
+        rank = as_count(entry.get("rank"))
+        if start_ps is None or end_ps is None or end_ps < start_ps or rank is None:
+            raise UserError(f"{path}: stages[{row}] has no rank, start_us and end_us as 'k3sim decode' writes them")
+        name, short, word = names.of(str(entry.get("stage"))[:200])
+        stream = streams.setdefault(str(entry.get("stream")), len(streams))
+        by_rank.setdefault(rank, []).append(
+            TraceKernel(
+                rank=rank,
+                device=rank,
+                stream=stream,
+                start_ps=start_ps,
+                duration_ps=end_ps - start_ps,
+                name=name,
+                short_name=short,
+                kernel_class=word,
+                row=row,
+            )
+        )
+    if not by_rank:
+        raise UserError(f"{path}: this step was not profiled, so it has no kernels; measure it without --no-profile")
+    for kernels in by_rank.values():
+        kernels.sort(key=lambda kernel: (kernel.start_ps, kernel.duration_ps))
+    ranks = [TraceRank(rank=rank, source=path, kernels=kernels) for rank, kernels in sorted(by_rank.items())]
+    note = f"{path}: 'k3sim report' divides its kernels into weights, KV and the rest"
+    return Trace(format="k3sim decode", ranks=ranks, notes=[note])
+
+
 def ranks_of(kernels: list[TraceKernel], marks: list[Mark], source: str, rank: int) -> list[TraceRank]:
     """One rank for each GPU of a file, counted from ``rank`` on, its kernels by start."""
     devices = sorted({kernel.device for kernel in kernels})
-    if len(devices) > 1024:
+    if len(devices) > MOST_DEVICES:
         raise UserError(f"{source}: {len(devices)} different devices; that is no trace")
     number = {device: rank + index for index, device in enumerate(devices)}
     lists: dict[int, list[TraceKernel]] = {one: [] for one in number.values()}
