@@ -16,10 +16,11 @@ from typing import Any
 
 from k3sim.calibrate.traces.classes import read_patterns
 from k3sim.calibrate.traces.comparison import compare
-from k3sim.calibrate.traces.events import PS_PER_US, TraceKernel
+from k3sim.calibrate.traces.events import MEASURED, PS_PER_US, TraceKernel
 from k3sim.calibrate.traces.explained import Explained, document_of, explain_trace
 from k3sim.calibrate.traces.reader import read_trace
 from k3sim.calibrate.traces.timeline import timeline_of_trace
+from k3sim.errors import UserError
 from k3sim.report import check_writable
 from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
 from k3sim.sim.export.whole_file import whole_folder
@@ -128,7 +129,19 @@ def explain_files(
     explained = explain_trace(read_trace(paths, patterns), step_kernel, nvtx)
     other = explain_trace(read_trace(against, patterns), step_kernel, nvtx) if against else None
     timeline, kernels = timeline_of_trace(explained)
+    if explained.trace.format == MEASURED and len(paths) == 1:
+        timeline = _divided(paths[0]) or timeline
     return TraceReport(explained=explained, timeline=timeline, kernels=kernels, against=other)
+
+
+def _divided(path: str) -> Timeline | None:
+    """The timeline that ``k3sim report`` has of a step of ``k3sim decode``; None for a prediction."""
+    from k3sim.measured_report import read_measured
+
+    try:
+        return read_measured(path).timeline
+    except UserError:
+        return None
 
 
 def _kernel_row(kernel: TraceKernel, origin_ps: int) -> dict[str, Any]:

@@ -264,6 +264,7 @@ COMMANDS = {
     "kernels list": ("kernels", "list"),
     "calibrate": ("calibrate", "--from", "h200", "--machine-out", "mine.json"),
     "report": ("report", MEASURED),
+    "explain": ("explain", MEASURED, "--against", MEASURED),
     "compare of files": ("compare", MEASURED, "timeline.json"),
 }
 
@@ -407,6 +408,14 @@ def test_documented_keys_of_a_measured_step(documents: Documents) -> None:
     rows = json.loads(Path(MEASURED).read_text())["stages"]
     check("measured stage", [{key: value for key, value in row.items() if key not in common} for row in rows])
     assert all(set(common) <= set(row) for row in rows)
+
+
+def test_documented_keys_of_an_explained_trace(documents: Documents) -> None:
+    document = documents["explain"]
+    check("explain", [document])
+    check("rank of a trace", document["ranks"])
+    check("kernel class of a trace", document["classes"])
+    check("change between traces", [row for rows in document["comparison"].values() for row in rows])
 
 
 def test_documented_keys_of_machines(documents: Documents) -> None:

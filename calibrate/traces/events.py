@@ -13,6 +13,7 @@ PS_PER_NS = 1_000
 PS_PER_US = 1_000_000
 
 GEMM, ATTENTION, MOE, NORM, COLLECTIVE, COPY, OTHER = "GEMM", "attention", "MoE", "norm", "collective", "copy", "other"
+MEASURED = "k3sim decode"  # format of a step that this program wrote
 CLASSES = (GEMM, ATTENTION, MOE, NORM, COLLECTIVE, COPY, OTHER)
 
 

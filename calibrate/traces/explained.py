@@ -15,8 +15,8 @@ from re import Pattern
 from typing import Any
 
 from k3sim.calibrate.traces.align import collectives
-from k3sim.calibrate.traces.events import COLLECTIVE, PS_PER_US, Trace, TraceKernel, TraceStep
-from k3sim.calibrate.traces.steps import Steps, find_steps
+from k3sim.calibrate.traces.events import COLLECTIVE, MEASURED, PS_PER_US, Trace, TraceKernel, TraceStep
+from k3sim.calibrate.traces.steps import Steps, find_steps, whole_trace
 from k3sim.calibrate.traces.waits import GRAPH_GAP, StepWaits, waits_of
 
 OUTLIER_MADS = 5.0  # beyond the median by so many median absolute deviations, and by 2 % of it
@@ -32,6 +32,7 @@ class ExplainedRank:
     steps: Steps
     waits: list[StepWaits]
     median: int
+    whole: StepWaits  # of all kernels of the rank, whatever step they are in
 
     @property
     def median_step(self) -> TraceStep:
@@ -80,7 +81,9 @@ def explain_trace(trace: Trace, step_kernel: Pattern[str] | None = None, nvtx: P
     late_ps = _slower_peers(trace)
     ranks = []
     for rank in trace.ranks:
-        steps = find_steps(rank, step_kernel, nvtx)
+        # What k3sim wrote is one step, whose layers repeat.
+        one_step = trace.format == MEASURED and step_kernel is None
+        steps = whole_trace(rank) if one_step else find_steps(rank, step_kernel, nvtx)
         waits = []
         for step in steps.steps:
             one = waits_of(step)
@@ -88,7 +91,9 @@ def explain_trace(trace: Trace, step_kernel: Pattern[str] | None = None, nvtx: P
                 one.slower_peer_ps = sum(late_ps.get(id(kernel), 0) for kernel in step.kernels)
             waits.append(one)
         order = sorted(range(len(waits)), key=lambda index: (waits[index].span_ps, index))
-        ranks.append(ExplainedRank(rank=rank.rank, steps=steps, waits=waits, median=order[(len(order) - 1) // 2]))
+        whole = waits_of(TraceStep(rank=rank.rank, number=0, kernels=rank.kernels))
+        median = order[(len(order) - 1) // 2]
+        ranks.append(ExplainedRank(rank=rank.rank, steps=steps, waits=waits, median=median, whole=whole))
     return Explained(trace=trace, ranks=ranks)
 
 
@@ -160,6 +165,11 @@ def _rank_row(one: ExplainedRank) -> dict[str, Any]:
         "step_p10_us": spans[len(spans) // 10],
         "step_p90_us": spans[min(len(spans) - 1, len(spans) * 9 // 10)],
         "period_us": one.period_us,
+        "whole_trace": {
+            "span_us": one.whole.span_ps / PS_PER_US,
+            "busy_us": one.whole.busy_ps / PS_PER_US,
+            "idle_us": one.whole.idle_ps / PS_PER_US,
+        },
         "outliers": [{"step": number, "us": found_us} for number, found_us in one.outliers[:MOST_OUTLIERS]],
         "busy": us(waits.busy_ps),
         "idle": us(waits.idle_ps),

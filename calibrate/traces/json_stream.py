@@ -101,9 +101,10 @@ class JsonStream:
                 self._refuse(error.msg)
             except (RecursionError, ValueError) as error:
                 self._refuse("nested too deep" if isinstance(error, RecursionError) else str(error))
+            length = end - self._at
             if end >= len(self._text) - 1 and self._text[self._at] not in '{["' and self._more():
                 continue
-            self._at = end
+            self._at += length
             return value
 
     def _more(self) -> bool:

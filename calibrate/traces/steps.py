@@ -59,7 +59,12 @@ def find_steps(rank: TraceRank, step_kernel: Pattern[str] | None = None, nvtx: P
     begins = _repetition(kernels)
     if begins:
         return _steps(rank, "repetition of the kernel list", _cut(kernels, begins))
-    return _steps(rank, "none found: the whole trace is one", [kernels])
+    return whole_trace(rank)
+
+
+def whole_trace(rank: TraceRank) -> Steps:
+    """All kernels as one step."""
+    return _steps(rank, "none found: the whole trace is one", [rank.kernels])
 
 
 def _steps(rank: TraceRank, how: str, parts: Sequence[Sequence[TraceKernel]]) -> Steps:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from k3sim.calibrate.traces.classes import KernelNames
-from k3sim.calibrate.traces.events import Mark, Trace, TraceKernel, TraceRank
+from k3sim.calibrate.traces.events import MEASURED, Mark, Trace, TraceKernel, TraceRank
 from k3sim.calibrate.traces.json_stream import JsonStream
 from k3sim.calibrate.traces.launches import Launches
 from k3sim.errors import UserError
@@ -110,8 +110,7 @@ def _measured(document: dict[str, Any], path: str, names: KernelNames) -> Trace:
     for kernels in by_rank.values():
         kernels.sort(key=lambda kernel: (kernel.start_ps, kernel.duration_ps))
     ranks = [TraceRank(rank=rank, source=path, kernels=kernels) for rank, kernels in sorted(by_rank.items())]
-    note = f"{path}: 'k3sim report' divides its kernels into weights, KV and the rest"
-    return Trace(format="k3sim decode", ranks=ranks, notes=[note])
+    return Trace(format=MEASURED, ranks=ranks)
 
 
 def ranks_of(kernels: list[TraceKernel], marks: list[Mark], source: str, rank: int) -> list[TraceRank]:
