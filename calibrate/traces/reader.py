@@ -20,7 +20,7 @@ MOST_RANKS = 1024
 def read_trace(paths: Sequence[str], patterns: Patterns | None = None) -> Trace:
     """One trace of one file a rank. Raises UserError for a file that is no trace, and for two of one rank."""
     names = KernelNames(patterns)
-    traces = []
+    traces: list[Trace] = []
     for path in paths:
         traces.append(_read(path, names, sum(len(one.ranks) for one in traces)))
     ranks = sorted((rank for one in traces for rank in one.ranks), key=lambda rank: rank.rank)

@@ -124,11 +124,10 @@ def _of_marks(rank: TraceRank, pattern: Pattern[str]) -> list[Sequence[TraceKern
     """Kernels that start in the ranges that match; where a range is the host's, those that it launched."""
     starts = [kernel.start_ps for kernel in rank.kernels]
     marks = sorted((one for one in rank.marks if pattern.search(one.name)), key=lambda one: one.start_ps)
-    by_launch = sorted(
-        (index for index, kernel in enumerate(rank.kernels) if kernel.launch is not None),
-        key=lambda index: rank.kernels[index].launch.start_ps,  # type: ignore[union-attr]
+    calls = sorted(
+        (kernel.launch.start_ps, index) for index, kernel in enumerate(rank.kernels) if kernel.launch is not None
     )
-    launched = [rank.kernels[index].launch.start_ps for index in by_launch]  # type: ignore[union-attr]
+    launched, by_launch = [start for start, _ in calls], [index for _, index in calls]
     parts: list[Sequence[TraceKernel]] = []
     for mark in marks:
         begin, end = bisect_left(launched, mark.start_ps), bisect_left(launched, mark.end_ps)

@@ -189,7 +189,7 @@ def as_count(value: Any) -> int | None:
     """A number that may be written as text; None for what is none, or none of 64 bits."""
     if value.__class__ is str and len(value) < 20 and value.isdecimal():
         value = int(value)
-    return value if value.__class__ is int and 0 <= value < 1 << 64 else None
+    return value if isinstance(value, int) and value.__class__ is int and 0 <= value < 1 << 64 else None
 
 
 def as_sizes(value: Any) -> tuple[int, int, int] | None:
