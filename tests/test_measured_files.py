@@ -204,7 +204,7 @@ def test_bad_files_are_one_line_and_status_2(
         ("", "this is an empty file"),
         ("[]", "holds [], which is no JSON object"),
         ('{"stages": [', "not valid JSON"),
-        ('{"traceEvents": []}', "this is a torch profiler (Chrome) trace; traces of other profilers are not read"),
+        ('{"traceEvents": []}', "this is a torch profiler (Chrome) trace; 'k3sim explain' reads it"),
         ("SQLite format 3\0", "this is an SQLite database, as Nsight Systems exports"),
         ('{"values": {}, "name": "x"}', "this is a machine profile; 'k3sim timeline --machine FILE' takes it"),
         ("TIMESTAMP,ContextTokens\n2023-11-16,374\n", "this is a trace of requests over time"),

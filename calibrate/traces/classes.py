@@ -32,6 +32,7 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     (r"rms_?norm|layer_?norm|norm_?kernel|_norm(_|$|<)|fused_add_norm|l2norm", NORM),
     (r"gemm|gemv|matmul|nvjet|cutlass::device_kernel|^Cijk_|wvSplitK|^bmm_|cublas|splitk|_mm(_|$)|linear|proj", GEMM),
 )
+LONGEST_NAME = 4000
 _LONGEST_PATTERN = 500
 _MOST_PATTERNS = 1000
 _ACCEPTED = Accepted(what="patterns of kernel classes", kinds=(), most_bytes=1_000_000)
@@ -46,13 +47,22 @@ class KernelNames:
         self._found: dict[str, tuple[str, str, str]] = {}
 
     def of(self, name: str) -> tuple[str, str, str]:
-        """The name itself (one object for all kernels), its short form, its class."""
+        """The name, cleaned (one object for all kernels), its short form, its class."""
         found = self._found.get(name)
         if found is None:
-            short = short_name(name)
-            word = next((word for pattern, word in self._patterns if pattern.search(name)), OTHER)
-            found = self._found[name] = (name, short, word)
+            clean = clean_text(name, LONGEST_NAME)
+            word = next((word for pattern, word in self._patterns if pattern.search(clean)), OTHER)
+            found = self._found[name] = (clean, short_name(clean), word)
         return found
+
+
+def clean_text(value: object, most: int = 200) -> str:
+    """A text of a trace as it can be written again: no half surrogate pairs and no control characters."""
+    text = str(value)[:most]
+    if text.isprintable():
+        return text
+    whole = text.encode("utf-8", "replace").decode()
+    return "".join(sign if sign.isprintable() else " " for sign in whole)
 
 
 def short_name(name: str) -> str:

@@ -200,7 +200,7 @@ def _name_rows(one: ExplainedRank, most: int = 50) -> list[dict[str, Any]]:
     found: dict[str, list[TraceKernel]] = defaultdict(list)
     for kernel in one.median_step.kernels:
         found[kernel.short_name].append(kernel)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": name,
             "class": kernels[0].kernel_class,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from k3sim.calibrate.traces.classes import KernelNames
+from k3sim.calibrate.traces.classes import KernelNames, clean_text
 from k3sim.calibrate.traces.events import PS_PER_NS, Mark, Trace, TraceKernel
 from k3sim.calibrate.traces.launches import Launches
 from k3sim.calibrate.traces.torch_reader import MOST_KERNELS, MOST_MARKS, as_count, ranks_of
@@ -107,7 +107,7 @@ class _Export:
             if span:
                 launches.add(_process(thread), as_count(correlation), self._strings.get(name, ""), *span)
         launches.join(kernels)
-        gpu = next((str(name)[:80] for (name,) in self.table(GPU_INFO, ("name",)) if name), "")
+        gpu = next((clean_text(name, 80) for (name,) in self.table(GPU_INFO, ("name",)) if name), "")
         runs = [kernel for _, kernel in kernels]
         return Trace(
             format="Nsight Systems SQLite",
@@ -190,7 +190,7 @@ class _Export:
         for start_ns, end_ns, text, number, kind in self.table(NVTX, ("start", "end", "text", "textId", "eventType")):
             span = _span_ps(start_ns, end_ns)
             if span and (kind is None or kind in _NVTX_RANGES) and len(found) < MOST_MARKS:
-                found.append(Mark(str(text or self._strings.get(number, ""))[:200], *span))
+                found.append(Mark(clean_text(text or self._strings.get(number, "")), *span))
         return found
 
     def _refuse_empty(self) -> None:

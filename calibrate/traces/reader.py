@@ -15,6 +15,8 @@ from k3sim.calibrate.traces.torch_reader import read_torch
 from k3sim.errors import UserError
 
 MOST_RANKS = 1024
+PS_PER_DAY = 86_400 * 10**12
+LONGEST_PS = 30 * PS_PER_DAY
 
 
 def read_trace(paths: Sequence[str], patterns: Patterns | None = None) -> Trace:
@@ -29,6 +31,10 @@ def read_trace(paths: Sequence[str], patterns: Patterns | None = None) -> Trace:
     for one, other in pairwise(ranks):
         if one.rank == other.rank:
             raise UserError(f"{other.source}: rank {other.rank}, as {one.source} says of itself; give each rank once")
+    for one in ranks:
+        span_ps = max(kernel.end_ps for kernel in one.kernels) - one.kernels[0].start_ps
+        if span_ps > LONGEST_PS:
+            raise UserError(f"{one.source}: its kernels span {span_ps / PS_PER_DAY:,.0f} days; no trace does")
     formats = dict.fromkeys(one.format for one in traces)
     notes = [note for one in traces for note in one.notes]
     trace = Trace(format=", ".join(formats), ranks=ranks, notes=notes, gpu=traces[0].gpu)

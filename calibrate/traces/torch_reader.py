@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from k3sim.calibrate.traces.classes import KernelNames
+from k3sim.calibrate.traces.classes import LONGEST_NAME, KernelNames, clean_text
 from k3sim.calibrate.traces.events import MEASURED, Mark, Trace, TraceKernel, TraceRank
 from k3sim.calibrate.traces.json_stream import JsonStream
 from k3sim.calibrate.traces.launches import Launches
@@ -52,12 +52,12 @@ def read_torch(path: str | Path, names: KernelNames, rank: int) -> Trace:
             span = _span(event)
             args = event.get("args")
             if span is not None and isinstance(args, dict):
-                launches.add(0, as_count(args.get("correlation")), str(event.get("name"))[:200], *span)
+                launches.add(0, as_count(args.get("correlation")), clean_text(event.get("name")), *span)
         elif category in MARK_CATEGORIES and len(gpu_marks) + len(host_marks) < MOST_MARKS:
             span = _span(event)
             if span is not None:
                 marks = gpu_marks if category.startswith("gpu") else host_marks
-                marks.append(Mark(str(event.get("name"))[:200], *span))
+                marks.append(Mark(clean_text(event.get("name")), *span))
     if not stream.found_events and isinstance(stream.header.get("stages"), list):
         return _measured(stream.header, str(path), names)
     if not stream.found_events:
@@ -134,7 +134,7 @@ def _kernel(event: dict[str, Any], row: int, names: KernelNames) -> TraceKernel 
         return None
     args = event.get("args")
     args = args if isinstance(args, dict) else {}
-    name, short, word = names.of(str(event.get("name"))[:4000])
+    name, short, word = names.of(str(event.get("name"))[:LONGEST_NAME])
     device, stream = as_count(args.get("device")), as_count(args.get("stream"))
     return TraceKernel(
         rank=0,
@@ -204,4 +204,4 @@ def _gpu(header: dict[str, Any]) -> str:
     devices = header.get("deviceProperties")
     first = devices[0] if isinstance(devices, list) and devices else None
     name = first.get("name") if isinstance(first, dict) else None
-    return name[:80] if isinstance(name, str) else ""
+    return clean_text(name, 80) if isinstance(name, str) else ""

@@ -49,17 +49,17 @@ class Kind(Enum):
     SCENARIO = ("a claim's scenario", "'k3sim claims FILE' takes it")
     KERNEL_TABLE = ("a CSV table of kernel times", "'k3sim calibrate --tables FILE' takes it")
     # What other programs write.
-    TORCH_TRACE = ("a torch profiler (Chrome) trace", "traces of other profilers are not read")
+    TORCH_TRACE = ("a torch profiler (Chrome) trace", "'k3sim explain' reads it")
     PERFETTO = ("a Perfetto trace", "open it in ui.perfetto.dev; no command reads it")
-    SQLITE = ("an SQLite database, as Nsight Systems exports", "Nsight exports are not read")
-    NSYS_REPORT = ("a report of Nsight Systems", "Nsight reports are not read")
+    SQLITE = ("an SQLite database, as Nsight Systems exports", "'k3sim explain' reads it")
+    NSYS_REPORT = ("a report of Nsight Systems", "'nsys export --type sqlite' makes what 'k3sim explain' reads")
     BENCHMARK = ("the result of a serving benchmark", "to compare it, write a record for 'k3sim validate --evidence'")
     REQUEST_TRACE = (
         "a trace of requests over time",
         "arrivals and prefill are not modelled; give one step's --concurrency and --context",
     )
     GZIP = ("a gzip archive", "unpack it first")
-    GZIPPED_TRACE = ("a gzipped torch profiler (Chrome) trace", "traces of other profilers are not read")
+    GZIPPED_TRACE = ("a gzipped torch profiler (Chrome) trace", "'k3sim explain' reads it")
     ZIP = ("a zip archive", "unpack it first")
     SAFETENSORS = ("a safetensors file of weights", "weights are not read")
     HTML = ("an HTML page", "no command reads it")

@@ -87,7 +87,7 @@ def test_unknown_name_without_near_ones() -> None:
         (b"\xff\xfe\x00\x01", "this is binary data; no command reads it"),
         (b"[" * 200_000, "nested more than 40 levels"),
         (b"[1]", "holds [1], which is no JSON object"),
-        (b"SQLite format 3\0", "this is an SQLite database, as Nsight Systems exports; Nsight exports are not read"),
+        (b"SQLite format 3\0", "this is an SQLite database, as Nsight Systems exports; 'k3sim explain' reads it"),
         (
             b'{"measured": true, "step_us": 1}',
             "this is a measured step of 'k3sim decode'; 'k3sim report FILE' and 'k3sim compare FILE FILE' take it",

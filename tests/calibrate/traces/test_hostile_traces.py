@@ -128,6 +128,24 @@ def test_mutated_traces_are_answered_or_refused(form: str, tmp_path: Path, capsy
     assert statuses == {0, 2}
 
 
+def test_names_that_cannot_be_written_are_cleaned(tmp_path: Path, capsys: Capture) -> None:
+    events = [
+        {"ph": "X", "cat": "kernel", "name": "k\ud800\n\x1b[31m<q1>", "ts": 5 * number, "dur": 4} for number in range(4)
+    ]
+    document = {"deviceProperties": [{"name": "G\udfff"}], "traceEvents": events}
+    (tmp_path / "trace.json").write_text(json.dumps(document))
+    assert run("explain", str(tmp_path / "trace.json"), "--out", str(tmp_path / "out")) == 0
+    assert "\x1b" not in capsys.readouterr().out
+    assert "<q1>" not in (tmp_path / "out" / "explain.html").read_text()
+
+
+def test_times_beyond_any_trace_are_refused(tmp_path: Path) -> None:
+    events = [{"ph": "X", "cat": "kernel", "name": "k", "ts": number * 10**15, "dur": 1} for number in range(4)]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    with pytest.raises(UserError, match="days"):
+        read_trace([str(tmp_path / "trace.json")])
+
+
 def test_a_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_file, "RATIO_FROM_BYTES", 1 << 20)
     monkeypatch.setattr(open_file, "CHUNK_BYTES", 1 << 18)
