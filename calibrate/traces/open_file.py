@@ -17,7 +17,7 @@ from k3sim.errors import UserError
 
 CHUNK_BYTES = 1 << 22
 MOST_TEXT_BYTES = 16 << 30
-MOST_RATIO = 200
+MOST_RATIO = 100
 RATIO_FROM_BYTES = 32 << 20  # short repetitive traces may well be packed closer
 GZIP_MAGIC = b"\x1f\x8b"
 SQLITE_MAGIC = b"SQLite format 3\0"

@@ -69,9 +69,8 @@ def whole_trace(rank: TraceRank) -> Steps:
 
 def _steps(rank: TraceRank, how: str, parts: Sequence[Sequence[TraceKernel]]) -> Steps:
     found = [TraceStep(rank=rank.rank, number=number, kernels=part) for number, part in enumerate(parts)]
-    lists = [tuple(kernel.name for kernel in step.kernels) for step in found]
     # What runs on several streams starts in an order that varies, so lists are equal when they hold the same kernels.
-    keys = [hash(tuple(sorted(one))) for one in lists]
+    keys = [hash(tuple(sorted(kernel.name for kernel in step.kernels))) for step in found]
     counted = Counter(keys)
     # The last of a cut has what comes behind it too; the most frequent list decides.
     usual = max(counted, key=lambda key: (counted[key], -keys.index(key)))

@@ -21,6 +21,8 @@ MARK_CATEGORIES = frozenset({"gpu_user_annotation", "user_annotation"})
 MOST_KERNELS = 4_000_000
 MOST_MARKS = 200_000
 MOST_DEVICES = 1024
+_MOST_SIZES = 10_000
+_SIZES: dict[tuple[int, int, int], tuple[int, int, int]] = {}  # one object for all kernels with the same grid
 LATEST_PS = 1 << 73  # some 300 years; what is beyond is no time
 
 
@@ -197,7 +199,10 @@ def as_sizes(value: Any) -> tuple[int, int, int] | None:
     if not isinstance(value, list) or len(value) != 3:
         return None
     x, y, z = (as_count(one) for one in value)
-    return None if x is None or y is None or z is None else (x, y, z)
+    if x is None or y is None or z is None:
+        return None
+    found = (x, y, z)
+    return _SIZES.setdefault(found, found) if len(_SIZES) < _MOST_SIZES else found
 
 
 def _gpu(header: dict[str, Any]) -> str:
