@@ -46,7 +46,7 @@ def test_the_page_draws_without_errors(trace: str, tmp_path: Path) -> None:
     assert [line for line in console if "CONSOLE" in line and "rror" in line] == []
 
 
-def test_a_step_of_decode_has_the_parts_of_report() -> None:
+def test_decode_steps_have_the_parts_of_report() -> None:
     report, measured = explain_files([str(STORED)]), read_measured(str(STORED))
     assert report.document["waits_us"] == measured.document["waits_us"]
     assert report.document["step_us"] == pytest.approx(measured.document["profiled_us"])
