@@ -23,6 +23,7 @@ from k3sim.errors import UserError
 
 LEAST_REPEATS = 3
 LEAST_COVERED = 0.5
+LONG_GAP = 10  # times the median
 _MOST_ANCHORS = 300
 MARKS = re.compile(r"^execute_context_\d|^execute_model|^step\[DECODE|^decode\[|^ProfilerStep#\d", re.I)
 
@@ -142,8 +143,9 @@ def _of_marks(rank: TraceRank, pattern: Pattern[str]) -> list[Sequence[TraceKern
 def _repetition(kernels: Sequence[TraceKernel]) -> list[int]:
     """Beginnings of the longest list of names that repeats and covers most of the trace; empty where none does.
 
-    Every name with few occurrences is tried as the begin of a step; then the begin is moved to where the gap before
-    it is longest, because that is where an engine samples and prepares the next step.
+    Every name with few occurrences is tried as the begin of a step, and kernels behind long gaps, for a step may have
+    no kernel that its layers do not repeat. Then the begin is moved to where the gap before it is longest, because that
+    is where an engine samples and prepares the next step.
     """
     numbers: dict[str, int] = {}
     names = [numbers.setdefault(kernel.name, len(numbers)) for kernel in kernels]
@@ -151,6 +153,9 @@ def _repetition(kernels: Sequence[TraceKernel]) -> list[int]:
     for index, name in enumerate(names):
         places[name].append(index)
     anchors = sorted((one for one in places.values() if len(one) >= LEAST_REPEATS), key=len)[:_MOST_ANCHORS]
+    long_gaps = _behind_long_gaps(kernels)
+    if len(long_gaps) >= LEAST_REPEATS:
+        anchors.append(long_gaps)
     best: tuple[int, list[int]] | None = None
     for begins in anchors:
         parts = Counter((end - begin, hash(tuple(names[begin:end]))) for begin, end in pairwise(begins))
@@ -169,13 +174,25 @@ def _repetition(kernels: Sequence[TraceKernel]) -> list[int]:
     return _moved_to_gap(kernels, *best) if best is not None and len(best[1]) >= LEAST_REPEATS else []
 
 
+def _gaps_before(kernels: Sequence[TraceKernel]) -> list[int]:
+    """Picoseconds without any kernel before each."""
+    found, latest = [], kernels[0].end_ps
+    for kernel in kernels:
+        found.append(max(0, kernel.start_ps - latest))
+        latest = max(latest, kernel.end_ps)
+    return found
+
+
+def _behind_long_gaps(kernels: Sequence[TraceKernel]) -> list[int]:
+    """Kernels behind gaps that are far longer than the usual one."""
+    gaps = _gaps_before(kernels)
+    limit = LONG_GAP * max(1, sorted(gaps)[len(gaps) // 2])
+    return [index for index, gap_ps in enumerate(gaps) if not index or gap_ps > limit]
+
+
 def _moved_to_gap(kernels: Sequence[TraceKernel], length: int, begins: list[int]) -> list[int]:
     gaps = [0] * length
-    latest = kernels[0].end_ps
-    of_index = [0] * len(kernels)
-    for index, kernel in enumerate(kernels):
-        of_index[index] = max(0, kernel.start_ps - latest)
-        latest = max(latest, kernel.end_ps)
+    of_index = _gaps_before(kernels)
     inner = begins[1:-1] or begins
     for begin in inner:
         for place in range(min(length, len(kernels) - begin)):

@@ -155,6 +155,13 @@ def test_a_bomb_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         read_trace([str(path)])
 
 
+def test_kernels_beyond_the_limit_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("k3sim.calibrate.traces.torch_reader.MOST_KERNELS", 5)
+    (tmp_path / "trace.json").write_bytes(torch_bytes())
+    trace = read_trace([str(tmp_path / "trace.json")])
+    assert trace.num_kernels == 5 and "first 5 kernels" in trace.notes[0]
+
+
 def test_an_endless_value_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_stream, "MOST_VALUE_CHARACTERS", 1 << 16)
     monkeypatch.setattr(open_file, "CHUNK_BYTES", 1 << 14)

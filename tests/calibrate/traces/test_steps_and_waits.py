@@ -117,6 +117,11 @@ def test_steps_begin_behind_the_longest_gap(save: Any) -> None:
     assert [number for number, _ in steps.outliers] == [4]
 
 
+def test_steps_of_equal_layers_are_found(save: Any) -> None:
+    steps = explain_trace(read_trace([save(repeated(5, names=("a_gemm", "rms_norm") * 4))])).slowest.steps
+    assert [len(step.kernels) for step in steps.steps] == [8] * 5
+
+
 def test_replays_of_a_graph_are_steps(save: Any) -> None:
     events = [kernel("warm_up", 0, 1, correlation=9)]
     for number in range(3):
