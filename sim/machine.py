@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-KINDS = ("datasheet", "measured", "fitted", "inferred")
+KINDS = ("datasheet", "measured", "fitted", "inferred", "user")
 
 #: Points of a curve: (bytes in flight per SM with all SMs active, bytes per second of the whole GPU).
 Curve = tuple[tuple[float, float], ...]

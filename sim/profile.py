@@ -2,7 +2,8 @@
 
 A profile states unit, kind, source, date and interval of every value; ``Machine`` is the only list of its fields. A
 user's file is checked field by field (``profile_rules.py``). The shipped ones are checked by the tests and read
-straight, since every command reads one and the models of the check cost 0.15 s.
+straight, since every command reads one and the models of the check cost 0.15 s. A file with ``like`` is a shipped
+profile with other values (``profile_like.py``).
 """
 
 from __future__ import annotations
@@ -77,8 +78,10 @@ def machine_of(profile: object, where: str) -> Machine:
 
 
 def _checked(document: Document) -> Machine:
+    from k3sim.sim.profile_like import expand
     from k3sim.sim.profile_rules import check_profile
 
+    expand(document, {name: profile_path(name) for name in machine_names()})
     check_profile(document)
     document.settle()
     return build(document.value)
@@ -95,7 +98,7 @@ def build(profile: Mapping[str, Any]) -> Machine:
             low, high = map(float, entry["interval"])
         else:
             kind: Any = {"int": int, "float": float, "bool": bool}[str(spec.type)]
-            values[name], low, high = (kind(entry[part]) for part in ("value", "low", "high"))
+            values[name], low, high = (kind(entry.get(part, entry["value"])) for part in ("value", "low", "high"))
             if spec.type == "bool" and not low <= values[name] <= high:
                 low = high = values[name]  # switched over in a copy of a profile
         provenance[name] = Provenance(

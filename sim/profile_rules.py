@@ -6,14 +6,14 @@ rounds to nothing: a slip of a unit shows here and not as an overflow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import Field
 from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import create_model
 
-from k3sim.model.documents.document import Document, shown
+from k3sim.model.documents.document import Document, Fault, shown
 from k3sim.model.documents.fields import FLAG, MOST_ENTRIES, TEXT, Record, Refused, Rule, checked, choice, one_of
 from k3sim.model.documents.lines import Keys
 from k3sim.sim.machine import KINDS, PROFILE_FIELDS
@@ -135,6 +135,8 @@ def profile_model() -> type[Record]:
         else:
             parts = dict.fromkeys(("value", "low", "high"), Annotated[Any, scalar(spec)])
         own: dict[str, Any] = {part: (rule, ...) for part, rule in {**parts, "unit": unit}.items()}
+        if spec.type == "bool":  # a switch is on or off, with an interval or without
+            own |= dict.fromkeys(("low", "high"), (Annotated[Any, FLAG], False))
         entries[name] = (make(f"Entry of {name}", __base__=Entry, **own), ...)
     values = make("Values of a profile", __base__=Values, **entries)
     return create_model(
@@ -153,6 +155,7 @@ def check_profile(document: Document) -> None:
     entries = document.value.get("values") if isinstance(document.value, dict) else None
     if not isinstance(entries, dict) or max(len(document.value), len(entries)) > MOST_ENTRIES:  # not looked at
         return
+    document.faults[:] = [one for one in document.faults if not _is_repeated(one, document.faults, entries)]
     faulty = {str(one.keys[1]) for one in document.faults if len(one.keys) > 1}
     good = {name: entries[name] for name in PROFILE_FIELDS if name in entries and name not in faulty}
     for name, entry in good.items():
@@ -163,6 +166,16 @@ def check_profile(document: Document) -> None:
         if entry["kind"] == "measured" and entry["date"] is None:
             document.fault((*at, "date"), 'is null, accepted: "YYYY-MM", since the value is measured')
     _check_consistency(document, {name: entry["value"] for name, entry in good.items()})
+
+
+def _is_repeated(fault: Fault, faults: Sequence[Fault], entries: Mapping[str, Any]) -> bool:
+    """Whether a bound is refused for the very number that is refused as the value: an interval of one point."""
+    match fault.keys:
+        case ("values", str(name), "low" | "high" as bound):
+            entry = entries[name]
+            same = isinstance(entry, dict) and entry.get("kind") == "user" and entry.get(bound) == entry.get("value")
+            return same and any(one.keys == ("values", name, "value") for one in faults)
+    return False
 
 
 def _check_consistency(document: Document, values: Mapping[str, Any]) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from datetime import date
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from k3sim.commands import output, terminal
 from k3sim.commands.options import Json
+from k3sim.errors import UserError
 
 if TYPE_CHECKING:
     from k3sim.sim.machine import Machine
@@ -17,13 +23,34 @@ EXAMPLE = "k3sim machines gb300"
 
 
 def machines(
-    name: Annotated[str | None, typer.Argument(help="Profile to show in full: a name or a JSON file.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Profile to show in full: a name or a JSON file. Or 'new', to write one.")
+    ] = None,
+    new_name: Annotated[str | None, typer.Argument(metavar="[NEW-NAME]", help="With 'new': its name.")] = None,
+    like: Annotated[str | None, typer.Option(help="With 'new': the shipped profile that it resembles.")] = None,
+    set_values: Annotated[
+        list[str] | None, typer.Option("--set", help="With 'new': VALUE=NUMBER that differs (repeatable).")
+    ] = None,
+    out: Annotated[str, typer.Option(help="With 'new': folder for the file.")] = ".",
     json_output: Json = False,
 ) -> None:
-    """List the GPUs that are known, or every value of one.
+    """List the GPUs that are known, or every value of one; 'new' writes a profile of your own.
 
     A value stands with its unit, kind, interval and source.
+
+    k3sim machines new h20 --like h200 --set num_sms=78
     """
+    if name == "new":
+        file = write_new(new_name, like, set_values or [], out)
+        document = {"file": str(file), "machine": machine_document(file)}
+        if json_output:
+            output.print_json(output.versioned(document))
+        else:
+            terminal.console().print(f"wrote {file}; use it with --machine {file}", soft_wrap=True)
+        return
+    for option, given in (("a second name", new_name), ("--like", like), ("--set", set_values)):
+        if given:
+            raise UserError(f"{option}: only with 'k3sim machines new NAME --like PROFILE --set VALUE=NUMBER'")
     from k3sim.sim.machine import describe
     from k3sim.sim.profile import load_machine, machine_names
 
@@ -36,6 +63,71 @@ def machines(
         print_machines(loaded)
     else:
         print_machine(loaded[0])
+
+
+def machine_document(file: Path) -> dict[str, object]:
+    """A profile's file as ``machines --json`` has each."""
+    from k3sim.sim.machine import describe
+    from k3sim.sim.profile import load_machine
+
+    one = load_machine(str(file))
+    return {"name": one.name, "title": one.title, "values": describe(one)}
+
+
+def write_new(name: str | None, like: str | None, settings: Sequence[str], out: str) -> Path:
+    """Write ``NAME.json`` with the values that differ from ``like``.
+
+    Raises UserError that says every fault of the command, and for a file that is there already; nothing is written.
+    """
+    from k3sim.sim.export.whole_file import check_folder, write_whole_file
+    from k3sim.sim.machine import PROFILE_FIELDS
+    from k3sim.sim.profile import machine_names, machine_of
+    from k3sim.sim.profile_like import stated
+    from k3sim.sim.profile_rules import SCHEMA_VERSION
+
+    faults = []
+    if name is None or not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,63}", name, re.ASCII) or name.lower().endswith(".json"):
+        faults.append(f"name {name!r}; accepted: letters, digits and ._+- without an ending" if name else "no name")
+    elif name.lower() in machine_names():
+        faults.append(f"name {name!r} is that of a shipped profile; accepted: another")
+    if like is None or like.lower() not in machine_names():
+        faults.append(f"--like is {like!r}; accepted: {', '.join(machine_names())}")
+    today = date.today().strftime("%Y-%m")
+    values: dict[str, Any] = {}
+    for setting in settings:
+        field, separator, text = setting.partition("=")
+        if field not in PROFILE_FIELDS:
+            near = get_close_matches(field[:60], PROFILE_FIELDS, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else "see 'k3sim machines b200'"
+            faults.append(f"--set {field[:60]!r} is no value of a profile; {hint}")
+        elif field in values:
+            faults.append(f"--set {field} stands twice; accepted: once")
+        elif not separator:
+            faults.append(f"--set {field} has no value; accepted: {field}=NUMBER")
+        else:
+            try:
+                values[field] = stated(json.loads(text), PROFILE_FIELDS[field].metadata["unit"], today)
+            except ValueError:
+                faults.append(f"--set {field} is {text[:60]!r}; accepted: a number, or true or false for a switch")
+                continue
+            if PROFILE_FIELDS[field].type == "Curve":
+                values[field] = {"value": values[field]["value"], "date": today}
+    profile = {"schema_version": SCHEMA_VERSION, "name": name, "title": name, "like": like, "values": values}
+    try:
+        known = profile if like and like.lower() in machine_names() else {**profile, "like": machine_names()[0]}
+        machine_of({**known, "name": name or "x", "title": name or "x"}, "--set")
+    except UserError as error:
+        faults.append(str(error))
+    if faults:
+        raise UserError("; ".join(faults))
+    folder = Path(out)
+    check_folder(folder)
+    file = folder / f"{name}.json"
+    if file.exists():
+        raise UserError(f"{file} is there already; give another name, or --out another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole_file(file, (json.dumps(profile, indent=1) + "\n").encode())
+    return file
 
 
 def print_machines(machines: Sequence[Machine]) -> None:

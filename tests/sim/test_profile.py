@@ -147,7 +147,7 @@ CASES: list[tuple[Change, str]] = [
     (entry("hbm_latency_s", unit="us"), f'line {LATENCY + 2}: values.hbm_latency_s.unit is "us", accepted: "s"'),
     (
         entry("num_sms", kind="guess"),
-        'line 9: values.num_sms.kind is "guess", accepted: datasheet, measured, fitted, inferred',
+        'line 9: values.num_sms.kind is "guess", accepted: datasheet, measured, fitted, inferred, user',
     ),
     (
         entry("num_sms", date=None),
