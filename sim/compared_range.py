@@ -2,7 +2,8 @@
 
 A prediction is as good as its nearest comparison. The table holds, for each family of models and layout by layout, the
 concurrency and the context of the steps that were: published results that are judged, and whole ranks on one H200. It
-stands here because a prediction may read neither; ``tests/calibrate/compare/test_compared_range.py`` makes it anew from the records and compares.
+stands here because a prediction may read neither; ``tests/calibrate/compare/test_compared_range.py`` makes it anew from
+the records and compares.
 """
 
 from __future__ import annotations

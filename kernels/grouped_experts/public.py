@@ -28,9 +28,14 @@ TOKEN_TILE = 16
 # Four MMAs, the wait for the last, the way out and the additions take as long as 20 MMAs: one expert a rank takes 19 us
 # longer so than in NVFP4, over 9,216 of depth (AIConfigurator 2026-08, B200 and B300: 38 and 19 us).
 SCALE_DEPTH, FP8_BLOCK_MMAS = 128, 20
-TRITON_DEPTH, TRITON_STAGES = 128, 3  # of a tile, and of its pipeline (vLLM's tuned tables for 256 experts on H200)
-# A stage of Triton's loop: eight MMAs of 16 deep or four of 32, and with FP8 the scales and the sums in fp32.
-TRITON_MMAS, TRITON_SCALE_MMAS = 8, 4
+# Triton (vLLM's tuned tables for 256 experts on H200): tiles 128 deep, three stages, of which one is multiplied and one
+# waited for, so that one is on its way: 51 to 59 us for eight experts of 384 with all launches around them, 64 to 74
+# for 16 (AIConfigurator 2026-08, H200, SGLang 0.5.14 and vLLM 0.24).
+TRITON_DEPTH, TRITON_SLOTS = 128, 1
+# Of a warp in a stage of 128 x 128, of which it has a quarter: 32 MMAs of 16 x 8 x 16, as tiles of 16 rows are too
+# small for a warpgroup's; 32 loads of operands, 32 copies, and 60 for addresses and the pipeline. FP8 is turned into
+# FP16 (64 conversions), and the sums are scaled and added (80).
+TRITON_INSTRUCTIONS, TRITON_FP8_INSTRUCTIONS = 32 + 32 + 32 + 60, 32 + 32 + 32 + 60 + 64 + 80
 MARLIN_DEPTH, MARLIN_STAGES, MARLIN_OUTPUTS = 64, 4, 256
 MARLIN_BLOCKS = 132  # Marlin is persistent: a block an SM, each with an equal stretch of all tiles
 # Of a warp in a stage of 64 x 256, of which it has an eighth: 16 MMAs, each with eight weights a lane decoded (12
@@ -101,14 +106,13 @@ def trtllm_int4(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_mi
     return _trtllm(one, rows=rows, top_k=top_k, distinct_milli=distinct_milli, flops=2.0, unit=Unit.FP4)
 
 
-def _triton(weight: Weight, *, rows: int, top_k: int, distinct_milli: int, flops: float, mmas: int) -> Work:
-    """A program of Triton a tile: its pipeline is as deep as its stages, and every stage ends with its MMAs."""
+def _triton(weight: Weight, *, rows: int, top_k: int, distinct_milli: int, flops: float, instructions: int) -> Work:
+    """A program of Triton a tile, whose warps load, decode and multiply stage by stage."""
     experts = _num_experts(distinct_milli)
     rows_per_expert = rows * top_k / experts
     num_weights = _num_weights(weight, distinct_milli)
     tiles = experts * -(-weight.num_outputs // TILE_OUTPUTS) * _token_tiles(rows_per_expert)
     slot_bytes = int(TILE_OUTPUTS * TRITON_DEPTH * weight.num_bytes / num_weights)
-    stages = -(-weight.depth // TRITON_DEPTH)
     one = Pass(
         num_blocks=tiles,
         num_address_loads=2,  # the tile's expert, then its rows
@@ -118,25 +122,26 @@ def _triton(weight: Weight, *, rows: int, top_k: int, distinct_milli: int, flops
         flops=flops * max(float(TOKEN_TILE), rows_per_expert) * num_weights,
         unit=Unit.BF16,
         num_tensor_core_setups=1,
-        num_dependent_mmas=stages * mmas,
+        num_stages=-(-weight.depth // TRITON_DEPTH),
+        stage_instructions=instructions,
         num_block_reductions=1,
     )
     return block_work(tiles, one, block=PUBLIC["triton_experts"],
-                      in_flight_kib=max(1, (TRITON_STAGES - 1) * slot_bytes // 1024))  # fmt: skip
+                      in_flight_kib=max(1, TRITON_SLOTS * slot_bytes // 1024))  # fmt: skip
 
 
 def triton_fp8(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int) -> Work:
     """FP8 weights with a scale per 128 x 128: sums of a stage are scaled and added before the next."""
     (one,) = weights
     return _triton(one, rows=rows, top_k=top_k, distinct_milli=distinct_milli, flops=FLOPS_OF["fp8"],
-                   mmas=TRITON_MMAS // 2 + TRITON_SCALE_MMAS)  # fmt: skip
+                   instructions=TRITON_FP8_INSTRUCTIONS)  # fmt: skip
 
 
 def triton_bf16(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int) -> Work:
     """Weights in bf16."""
     (one,) = weights
     return _triton(one, rows=rows, top_k=top_k, distinct_milli=distinct_milli, flops=FLOPS_OF["bf16"],
-                   mmas=TRITON_MMAS)  # fmt: skip
+                   instructions=TRITON_INSTRUCTIONS)  # fmt: skip
 
 
 def marlin(weights: Sequence[Weight], *, rows: int, top_k: int, distinct_milli: int) -> Work:

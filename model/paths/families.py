@@ -4,7 +4,8 @@ As vLLM 0.33.0 runs them (``models/deepseek_v2.py``, ``layers/mla.py``, ``layers
 ``models/kimi_k3/nvidia`` with the older KDA layer), and SGLang 0.5.23 where a row needs it. A layer's norm is part of
 the all-reduce in front of it; where KDA layers are, it is a launch of its own, as it is not settled whether vLLM's
 fusion pass reaches that model. FP8 and bf16 experts run through Triton on Hopper, all formats through trtllm-gen on
-Blackwell; int4 on Hopper through Marlin. Read a table from the top: it is the order of the main stream.
+Blackwell; int4 through Marlin, but in SGLang on Blackwell through trtllm-gen. Read a table from the top: it is the
+order of the main stream.
 """
 
 from __future__ import annotations
@@ -132,55 +133,64 @@ def _of_experts(stage: str, operator: str, shape: Mapping[str, int | str], forma
     return _row(stage, operator, shape, of="moe.expert_w13", formats=formats, needs=needs, **columns)
 
 
-def _trtllm(operator: str, formats: tuple[str, ...], *, quantises: bool) -> tuple[Row, ...]:
+def _trtllm(
+    operator: str, formats: tuple[str, ...], *, quantises: bool, needs: str = "block-scaled"
+) -> tuple[Row, ...]:
     """Routing with the selection inside, both products, and the sum over a token's experts."""
-    first, second = _grouped(operator, formats, "block-scaled", launch="pdl")
-    quantise = _of_experts("moe.quantise", "quantised_gemm.quantise", {"rows": "rows", "width": "expert_depth"},
-                           formats, "block-scaled")  # fmt: skip
+
+    def row(stage: str, operator: str, shape: Mapping[str, int | str], **columns: Any) -> Row:
+        return _of_experts(stage, operator, shape, formats, needs, **columns)
+
+    first, second = _grouped(operator, formats, needs, launch="pdl")
+    quantise = row("moe.quantise", "quantised_gemm.quantise", {"rows": "rows", "width": "expert_depth"})
     # Its FP8 with scales per block has no activation in the first product (FlashInfer ``trtllm_fused_moe_runner.cu``).
-    activate = _of_experts("moe.activate", "grouped_experts.activate_and_quantise", EXPERT_ROWS, formats,
-                           "block-scaled", launch="pdl")  # fmt: skip
+    activate = row("moe.activate", "grouped_experts.activate_and_quantise", EXPERT_ROWS, launch="pdl")
     return (
         *((quantise,) if quantises else ()),
-        _of_experts("moe.routing", "grouped_experts.route", CHOSEN, formats, "block-scaled", launch="pdl"),
+        row("moe.routing", "grouped_experts.route", CHOSEN, launch="pdl"),
         first,
         *((activate,) if formats == ("fp8_block",) else ()),
         second,
-        _of_experts("moe.finalize", "grouped_experts.finalize", {**TOKENS, "hidden": "expert_depth"}, formats,
-                    "block-scaled", launch="pdl"),
-    )  # fmt: skip
+        row("moe.finalize", "grouped_experts.finalize", {**TOKENS, "hidden": "expert_depth"}, launch="pdl"),
+    )
 
 
-def _on_hopper(operator: str, formats: tuple[str, ...], *, quantises: bool) -> tuple[Row, ...]:
+def _sorted(
+    operator: str, formats: tuple[str, ...], *, quantises: bool, needs: str = "no block-scaled"
+) -> tuple[Row, ...]:
     """Selection, two launches that sort the tokens, both products with what is between them, and the sum."""
-    first, second = _grouped(operator, formats, "no block-scaled")
 
     def row(stage: str, operator: str, shape: Mapping[str, int | str]) -> Row:
-        return _of_experts(stage, operator, shape, formats, "no block-scaled")
+        return _of_experts(stage, operator, shape, formats, needs)
 
+    first, second = _grouped(operator, formats, needs)
+    quantise = row("moe.quantise", "quantised_gemm.quantise", {"rows": "rows", "width": "expert_depth"})
+    requantise = row("moe.requantise", "grouped_experts.quantise", EXPERT_ROWS)
     return (
         row("moe.routing", "grouped_experts.select", CHOSEN),
-        *((row("moe.quantise", "quantised_gemm.quantise", {"rows": "rows", "width": "expert_depth"}),)
-          if quantises else ()),
+        *((quantise,) if quantises else ()),
         row("moe.align", "grouped_experts.align", {**TOKENS, "experts": "experts"}),
         row("moe.place", "grouped_experts.place", TOKENS),
         first,
         row("moe.activate", "grouped_experts.activate", EXPERT_ROWS),
-        *((row("moe.requantise", "grouped_experts.quantise", EXPERT_ROWS),) if quantises else ()),
+        *((requantise,) if quantises else ()),
         second,
         row("moe.finalize", "grouped_experts.finalize", {**TOKENS, "hidden": "expert_depth"}),
-    )  # fmt: skip
+    )
 
+
+INT4 = ("int4_g32", "int4_g128")
 
 FAMILY_MOE_ROWS = (
     *_own_up_to("moe.router", "moe.router", "skinny_gemv.tinygemm"),
     *_trtllm("grouped_experts.trtllm_fp8", ("fp8_block",), quantises=True),
     *_trtllm("grouped_experts.trtllm_fp4", ("nvfp4", "mxfp4"), quantises=True),
-    *_trtllm("grouped_experts.trtllm_int4", ("int4_g32",), quantises=False),
+    *_trtllm("grouped_experts.trtllm_int4", ("int4_g32",), quantises=False, needs="block-scaled, sglang"),
     *_trtllm("grouped_experts.trtllm_bf16", ("bf16",), quantises=False),
-    *_on_hopper("grouped_experts.triton_fp8", ("fp8_block",), quantises=True),
-    *_on_hopper("grouped_experts.triton_bf16", ("bf16",), quantises=False),
-    *_on_hopper("grouped_experts.marlin", ("int4_g32", "int4_g128"), quantises=False),
+    *_sorted("grouped_experts.triton_fp8", ("fp8_block",), quantises=True),
+    *_sorted("grouped_experts.triton_bf16", ("bf16",), quantises=False),
+    *_sorted("grouped_experts.marlin", INT4, quantises=False),
+    *_sorted("grouped_experts.marlin", INT4, quantises=False, needs="block-scaled, vllm"),
     *product("moe.shared_gate_up", "moe.shared_gate_up", needs="shared experts", after=LAYER_INPUT, **ASIDE),
     _row("moe.shared_activate", "unfused.elementwise", {"rows": "rows", "width": "shared_width"},
          needs="shared experts", **ASIDE),
