@@ -18,6 +18,11 @@ Mixer = Literal["kda", "mla"]
 Ffn = Literal["dense", "moe"]
 
 
+def usual_format(part: str) -> WeightFormat:
+    """Format of a matrix in the release of Kimi K3."""
+    return MXFP4 if part.startswith("moe.expert_") else BF16
+
+
 @dataclass(frozen=True, kw_only=True)
 class KdaShape:
     """Kimi Delta Attention: linear attention with a recurrent state ``[num_heads, head_dim_k, head_dim_v]``.
@@ -152,11 +157,13 @@ class Architecture:
     vision: VisionShape | None = None
     formats: tuple[tuple[str, WeightFormat], ...] = ()  # of matrices that are not in the format of a release of K3
     state_bytes_per_value: int = 4  # of KDA's recurrent state
+    num_mtp_layers: int = 0  # that predict further tokens: in memory, and no work without speculation
+    notes: tuple[str, ...] = ()  # what was assumed or left out when the config was read; stands in every output
 
     def weight_format(self, part: str) -> WeightFormat:
         """Format of a matrix by its name in ``layout.rank_matrices``; shards have that of the whole."""
         name = part.removesuffix("_shard")
-        return dict(self.formats).get(name, MXFP4 if name.startswith("moe.expert_") else BF16)
+        return dict(self.formats).get(name, usual_format(name))
 
     @property
     def expert_depth(self) -> int:

@@ -11,42 +11,124 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from k3sim.errors import UserError
-from k3sim.model.architecture import Architecture, KdaShape, MlaShape, MoeShape, VisionShape
+from k3sim.model.architecture import Architecture, KdaShape, MlaShape, MoeShape, VisionShape, usual_format
+from k3sim.model.config_quantisation import MODULES, TARGETS
+from k3sim.model.config_text import (
+    DEEPSEEK,
+    KIMI_K3,
+    family_of,
+    layers_of,
+    read_formats,
+    spelling,
+    text_of,
+)
 from k3sim.model.documents.document import Accepted, read_json, shown_path
 from k3sim.model.documents.kinds import Kind
+from k3sim.model.weight_formats import FORMATS, WeightFormat
 
-SHIPPED_CONFIG = Path(__file__).parent / "data" / "kimi-k3.json"
+DATA = Path(__file__).parent / "data"
+SHIPPED_CONFIG = DATA / "kimi-k3.json"
 ACCEPTED = Accepted(
     what="a config.json of the Kimi K3 family, or a folder that holds one", kinds=(Kind.CONFIG,), most_bytes=4 << 20
 )
+QUANTISATION = Accepted(what="a hf_quant_config.json of ModelOpt", kinds=(Kind.CONFIG,), most_bytes=16 << 20)
+STATE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2}
 
 
-def load_architecture(path: str | Path | None = None) -> Architecture:
-    """Read a ``config.json`` of the Kimi K3 family, or a folder that holds one; None is the shipped K3.
+def load_architecture(
+    path: str | Path | None = None,
+    *,
+    ignored: Sequence[str] = (),
+    weights: Sequence[str] = (),
+    state_dtype: str = "",
+) -> Architecture:
+    """Read a ``config.json``, or a folder that holds one; None is the shipped K3, a name that of another shipped model.
 
-    The file may nest the language model under ``text_config``, as the release does, or be that part alone;
-    without ``vision_config`` the vision tower is left out of the totals. A folder may also be a model's in the cache of
-    Hugging Face, where it has one snapshot.
+    The file may nest the language model under ``text_config``, as releases of Kimi do, or be that part alone; without
+    ``vision_config`` the vision tower is left out of the totals. A folder may also be a model's in the cache of Hugging
+    Face, where it has one snapshot. A ``hf_quant_config.json`` beside the config is read where that says nothing of
+    quantisation.
+
+    ``ignored``: fields that are left out. ``weights``: ``TARGET=FORMAT`` each. ``state_dtype``: of KDA's state.
 
     Raises:
         UserError: the file cannot be read, is something else, or has faults: all of them in one line, each with field,
-            value, what is accepted, and line.
+            value, what is accepted, and line; or an override that names no matrix or format.
     """
-    if path is None:
-        return _load_shipped()
+    shipped = None if path is None else shipped_config(str(path))
+    if path is None and not ignored:
+        found = _load_shipped()
+    elif shipped is not None and not ignored:
+        found = build(str(path), json.loads(shipped.read_text(encoding="utf-8")))
+    else:
+        found = _load_file(Path(shipped or path or SHIPPED_CONFIG), ignored)
+    return overridden(found, weights, state_dtype) if weights or state_dtype else found
+
+
+def shipped_config(name: str) -> Path | None:
+    """The file of a shipped model by its name, where there is no file of the user's of that name."""
+    path = DATA / f"{name}.json"
+    return path if name in shipped_models() and not Path(name).exists() else None
+
+
+def shipped_models() -> tuple[str, ...]:
+    """Names of the shipped models."""
+    return tuple(sorted(path.stem for path in DATA.glob("*.json")))
+
+
+def _load_file(path: Path, ignored: Sequence[str]) -> Architecture:
     from k3sim.model.config_rules import check_config
 
-    file = _config_in(Path(path))
+    file = _config_in(path)
+    if not file.exists() and "/" not in str(path) and not str(path).endswith(".json"):
+        raise UserError(
+            f"no model {_printable(str(path))!r}; accepted: {', '.join(shipped_models())}, {ACCEPTED.what}"
+        )
     document = read_json(file, ACCEPTED)
-    check_config(document)
+    beside = file.with_name("hf_quant_config.json")
+    text, _ = text_of(document.value)
+    if isinstance(text, dict) and "quantization_config" not in {*document.value, *text} and beside.is_file():
+        document.value["quantization_config"] = read_json(beside, QUANTISATION).value
+    check_config(document, ignored)
     document.settle()
-    return build(model_name(file), document.value)
+    return build(model_name(file), document.value, ignored)
+
+
+def overridden(found: Architecture, weights: Sequence[str], state_dtype: str) -> Architecture:
+    """``found`` with matrices in other formats and another type of KDA's state.
+
+    Raises UserError for a word that is not ``TARGET=FORMAT``, and for what the model has not.
+    """
+    formats, notes = dict(found.formats), list(found.notes)
+    targets = {**TARGETS, **{name: (name,) for name in MODULES}}
+    for word in weights:
+        target, equals, name = word.partition("=")
+        if not equals or target not in targets or name not in FORMATS:
+            raise UserError(
+                f"weights {_printable(word)!r}: accepted: TARGET=FORMAT with a target of {', '.join(TARGETS)} or a "
+                f"matrix ({', '.join(MODULES)}), and a format of {', '.join(FORMATS)}"
+            )
+        formats |= dict.fromkeys(targets[target], FORMATS[name])
+        notes.append(f"weights of {target} are taken as {name}")
+    if state_dtype:
+        if state_dtype not in STATE_BYTES:
+            raise UserError(f"unknown type of KDA's state {state_dtype!r}; accepted: {', '.join(STATE_BYTES)}")
+        if not found.kda_layers:
+            raise UserError(f"{found.name} has no KDA, and so no state of type {state_dtype}")
+        notes.append(f"KDA's state is taken as {state_dtype}")
+    return replace(
+        found,
+        formats=tuple((part, stored) for part, stored in formats.items() if stored != usual_format(part)),
+        state_bytes_per_value=STATE_BYTES.get(state_dtype, found.state_bytes_per_value),
+        notes=tuple(notes),
+    )
 
 
 @lru_cache(maxsize=1)
@@ -84,49 +166,79 @@ def _printable(name: str) -> str:
     return "".join(one if one.isprintable() else "?" for one in name)
 
 
-def build(name: str, config: Mapping[str, Any]) -> Architecture:
+def build(name: str, config: Mapping[str, Any], ignored: Sequence[str] = ()) -> Architecture:
     """The architecture of a config that has been checked."""
-    text = config.get("text_config", config)
-    linear = text["linear_attn_config"]
-    num_shared, width = text["num_shared_experts"], text["moe_intermediate_size"]
+    notes = [f"field {_printable(field)} of the config is ignored, as --ignore-field says" for field in ignored]
+    text, _ = text_of(config)
+    family = family_of(text, config.get("model_type"))
+    linear, num_shared = text.get("linear_attn_config"), text.get(spelling(text, "num_shared_experts")) or 0
+    layers, width = layers_of(text), text["moe_intermediate_size"]
+    indexer = text.get("dsa_config") or text
+    has_indexer = indexer.get("index_n_heads") is not None
+    if indexer is not text:
+        notes.append("names inside dsa_config are assumed to be those of DeepSeek-V3.2's indexer")
+    latent_size = text.get("routed_expert_hidden_size") or 0
     return Architecture(
         name=name,
         num_layers=text["num_hidden_layers"],
         hidden_size=text["hidden_size"],
         vocab_size=text["vocab_size"],
         rms_norm_eps=float(text["rms_norm_eps"]),
-        max_position_embeddings=text["max_position_embeddings"],
-        # The config counts layers from one.
-        kda_layers=tuple(layer - 1 for layer in sorted(linear["kda_layers"])),
-        mla_layers=tuple(layer - 1 for layer in sorted(linear["full_attn_layers"])),
-        kda=KdaShape(
-            num_heads=linear["num_heads"],
-            head_dim_k=linear["head_dim"],
-            head_dim_v=linear["head_dim"],
-            conv_width=linear["short_conv_kernel_size"],
-            decay_rank=linear["head_dim"],  # the release's f_a and f_b meet at the head width
-        ),
+        max_position_embeddings=text[spelling(text, "max_position_embeddings")],
+        kda_layers=tuple(layers["kda"]),
+        mla_layers=tuple(layers["mla"]),
+        kda=_kda(linear) if linear else NO_KDA,
         mla=MlaShape(
             num_heads=text["num_attention_heads"],
-            q_lora_rank=text["q_lora_rank"],
+            q_lora_rank=text["q_lora_rank"] or 0,
             kv_lora_rank=text["kv_lora_rank"],
             qk_nope_head_dim=text["qk_nope_head_dim"],
             qk_rope_head_dim=text["qk_rope_head_dim"],
             v_head_dim=text["v_head_dim"],
+            has_gate=bool(text.get("mla_use_output_gate")),
+            has_rope=not text.get("mla_use_nope", False),
+            index_heads=indexer["index_n_heads"] if has_indexer else 0,
+            index_dim=indexer["index_head_dim"] if has_indexer else 0,
+            index_top_k=indexer["index_topk"] if has_indexer else 0,
         ),
-        attn_res_block_size=text["attn_res_block_size"],
+        attn_res_block_size=text.get("attn_res_block_size", 0),
         moe=MoeShape(
-            num_experts=text["num_experts"],
-            top_k=text["num_experts_per_token"],
-            latent_size=text["routed_expert_hidden_size"],
+            num_experts=text[spelling(text, "num_experts")],
+            top_k=text[spelling(text, "num_experts_per_token")],
+            latent_size=latent_size,
             expert_intermediate=width,
             num_shared_experts=num_shared,
             shared_intermediate=num_shared * width,
             first_moe_layer=text["first_k_dense_replace"],
+            num_groups=text.get(spelling(text, "num_expert_group"), 1),
+            top_k_groups=text.get("topk_group", 1),
         ),
         dense_intermediate=text["intermediate_size"],
-        vision=_vision(config["vision_config"]) if "vision_config" in config else None,
+        vision=_vision(config["vision_config"]) if "vision_config" in config and family == KIMI_K3 else None,
+        formats=_formats(config),
+        num_mtp_layers=text.get("num_nextn_predict_layers", 0) if family == DEEPSEEK else 0,
+        notes=tuple(notes),
     )
+
+
+NO_KDA = KdaShape(num_heads=0, head_dim_k=0, head_dim_v=0, conv_width=1, decay_rank=0)
+
+
+def _kda(linear: Mapping[str, Any]) -> KdaShape:
+    dim = linear["head_dim"]
+    return KdaShape(
+        num_heads=linear["num_heads"],
+        head_dim_k=dim,
+        head_dim_v=dim,
+        conv_width=linear["short_conv_kernel_size"],
+        decay_rank=dim,  # the release's f_a and f_b meet at the head width, and so do g_a and g_b where there are
+        gate_rank=0 if linear.get("use_full_rank_gate") else dim,
+    )
+
+
+def _formats(config: Mapping[str, Any]) -> tuple[tuple[str, WeightFormat], ...]:
+    """Formats of the matrices that are in another than those of Kimi K3's release."""
+    return tuple((part, stored) for part, stored in read_formats(config).items() if stored != usual_format(part))
 
 
 def _vision(vision: Mapping[str, Any]) -> VisionShape:

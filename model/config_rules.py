@@ -1,20 +1,34 @@
-"""What a ``config.json`` must say to be of the family that is modelled; all that it says otherwise is one answer.
+"""What a ``config.json`` must say to be of a family that is modelled; all that it says otherwise is one answer.
 
-Refused is also what would change the work of a decode step without showing in the shapes: another activation, quantised
-attention, sparse attention. Fields that change no work are not looked at.
+A family is told by its fields, not by ``model_type``: Kimi-Linear and the inner config of Kimi K3 have the same, and
+re-exports change it. Every field is used, or has no bearing (``config_fields.py``), or is a fault; a user may go on
+without one (``ignored``).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, TypeGuard
 
 from pydantic import Field
 
+from k3sim.model.config_fields import NO_BEARING, canonical
+from k3sim.model.config_quantisation import Refused, check_group, reader_of
+from k3sim.model.config_text import (
+    DEEPSEEK,
+    KIMI_K3,
+    KIMI_LINEAR,
+    MODEL_TYPES,
+    family_of,
+    quantisation_of,
+    read_formats,
+    spelling,
+    text_of,
+)
 from k3sim.model.documents.document import Document
 from k3sim.model.documents.fields import OpenRecord, checked, number, one_of, whole
 from k3sim.model.documents.lines import Keys
+from k3sim.model.weight_formats import WeightFormat
 
 MOST_LAYERS = 4096
 _SIZE = whole(1, 2**31 - 1)
@@ -22,42 +36,92 @@ _YES, _NO = one_of(True), one_of(False)
 
 #: Fields that change what a step does, and what they stand for. Present and not off, they are refused by name.
 NOT_MODELLED: Mapping[str, str] = {
-    "dsa_config": "sparse attention",
-    "index_topk": "sparse attention",
-    "index_n_heads": "sparse attention",
     "sliding_window": "attention within a window",
     "attention_chunk_size": "attention within chunks",
+    "index_topk_freq": "layers that share their chosen rows",
+    "index_topk_pattern": "layers that share their chosen rows",
+    "attention_bias": "a bias in attention",
+    "mlp_bias": "a bias in the feed-forward part",
 }
-#: Parts that stay in bf16, with names of matrices in them: none may be quantised.
-UNQUANTISED: Mapping[str, tuple[str, ...]] = {
-    "self_attn": tuple(
-        f"language_model.model.layers.{layer}.self_attn.{matrix}"
-        for layer in (0, 3)
-        for matrix in ("q_proj", "k_proj", "v_proj", "g_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_b_proj")
-    ),
-    "shared_experts": tuple(
-        f"language_model.model.layers.1.block_sparse_moe.shared_experts.{matrix}"
-        for matrix in ("gate_proj", "up_proj", "down_proj")
-    ),
-    "mlp": tuple(f"language_model.model.layers.0.mlp.{matrix}" for matrix in ("gate_proj", "up_proj", "down_proj")),
-    "lm_head": ("language_model.lm_head",),
-}
-
-
 class LinearAttention(OpenRecord):
     """KDA, and which layers have it; layers count from one."""
 
     kda_layers: list[Annotated[int, _SIZE]]
     full_attn_layers: list[Annotated[int, _SIZE]]
-    use_full_rank_gate: Annotated[bool, _YES]
+    use_full_rank_gate: bool = False  # the gate goes through the width of a head
     head_dim: Annotated[int, _SIZE]
     num_heads: Annotated[int, _SIZE]
-    # A convolution of width 1 has no state: the kernels that update it would have nothing to do.
-    short_conv_kernel_size: Annotated[int, whole(2, 1024)]
+    short_conv_kernel_size: Annotated[int, whole(1, 1024)]
+
+
+class FullRankLinearAttention(LinearAttention):
+    """As Kimi K3 has it."""
+
+    use_full_rank_gate: Annotated[bool, _YES]
+
+
+class Indexer(OpenRecord):
+    """Which cached rows attention reads. Names inside Kimi K3.1's ``dsa_config`` are assumed to be DeepSeek-V3.2's."""
+
+    index_n_heads: Annotated[int, whole(1, 1024)]
+    index_head_dim: Annotated[int, whole(1, 4096)]
+    index_topk: Annotated[int, _SIZE]
+
+
+class LinearConfig(OpenRecord):
+    """Kimi-Linear: KDA with a gate of low rank, MLA without a gate, a plain residual, experts of the hidden state."""
+
+    model_type: Annotated[str, one_of("kimi_linear")]
+    hidden_act: Annotated[str, one_of("silu")]
+    mla_use_nope: Annotated[bool, _YES]
+    tie_word_embeddings: Annotated[bool, _NO] = False
+    moe_layer_freq: Annotated[int, one_of(1)]
+    num_expert_group: Annotated[int, _SIZE]
+    hidden_size: Annotated[int, _SIZE]
+    num_hidden_layers: Annotated[int, whole(1, MOST_LAYERS)]
+    linear_attn_config: LinearAttention
+    num_attention_heads: Annotated[int, _SIZE]
+    num_key_value_heads: Annotated[int, _SIZE]
+    q_lora_rank: Annotated[int, _SIZE] | None
+    kv_lora_rank: Annotated[int, _SIZE]
+    qk_nope_head_dim: Annotated[int, _SIZE]
+    qk_rope_head_dim: Annotated[int, _SIZE]
+    v_head_dim: Annotated[int, _SIZE]
+    vocab_size: Annotated[int, _SIZE]
+    rms_norm_eps: Annotated[float, number(1e-30, 0.999, accepted="a number above 0 and below 1")]
+    intermediate_size: Annotated[int, _SIZE]
+    num_shared_experts: Annotated[int, whole(0, 1024)] | None
+    moe_intermediate_size: Annotated[int, _SIZE]
+    first_k_dense_replace: Annotated[int, whole(0, MOST_LAYERS)]
+
+
+class DeepseekConfig(OpenRecord):
+    """DeepSeek-V3 and R1, V3.2 with its indexer, Kimi-K2: MLA with rope in all layers, a plain residual."""
+
+    hidden_act: Annotated[str, one_of("silu")]
+    tie_word_embeddings: Annotated[bool, _NO] = False
+    moe_layer_freq: Annotated[int, one_of(1)] = 1
+    n_group: Annotated[int, _SIZE]
+    topk_group: Annotated[int, _SIZE]
+    topk_method: Annotated[str, one_of("noaux_tc")] = "noaux_tc"
+    hidden_size: Annotated[int, _SIZE]
+    num_hidden_layers: Annotated[int, whole(1, MOST_LAYERS)]
+    num_attention_heads: Annotated[int, _SIZE]
+    q_lora_rank: Annotated[int, _SIZE] | None
+    kv_lora_rank: Annotated[int, _SIZE]
+    qk_nope_head_dim: Annotated[int, _SIZE]
+    qk_rope_head_dim: Annotated[int, _SIZE]
+    v_head_dim: Annotated[int, _SIZE]
+    vocab_size: Annotated[int, _SIZE]
+    intermediate_size: Annotated[int, _SIZE]
+    n_shared_experts: Annotated[int, whole(0, 1024)] | None
+    moe_intermediate_size: Annotated[int, _SIZE]
+    first_k_dense_replace: Annotated[int, whole(0, MOST_LAYERS)]
+    num_nextn_predict_layers: Annotated[int, whole(0, 64)] = 0
 
 
 class TextConfig(OpenRecord):
-    """The language model."""
+    """The language model of Kimi K3."""
 
     model_type: Annotated[str, one_of("kimi_linear")]
     hidden_act: Annotated[str, one_of("situ")]
@@ -69,7 +133,7 @@ class TextConfig(OpenRecord):
     num_expert_group: Annotated[int, one_of(1)]
     hidden_size: Annotated[int, _SIZE]
     num_hidden_layers: Annotated[int, whole(1, MOST_LAYERS)]
-    linear_attn_config: LinearAttention
+    linear_attn_config: FullRankLinearAttention
     num_attention_heads: Annotated[int, _SIZE]
     num_key_value_heads: Annotated[int, _SIZE]
     q_lora_rank: Annotated[int, _SIZE]
@@ -83,8 +147,7 @@ class TextConfig(OpenRecord):
     attn_res_block_size: Annotated[int, _SIZE]
     intermediate_size: Annotated[int, _SIZE]
     num_experts: Annotated[int, whole(1, 2**16)]
-    # Without shared experts their stages would have no work, and the paths always run them.
-    num_shared_experts: Annotated[int, whole(1, 1024)]
+    num_shared_experts: Annotated[int, whole(0, 1024)]
     num_experts_per_token: Annotated[int, whole(1, 2**16)]
     moe_intermediate_size: Annotated[int, _SIZE]
     routed_expert_hidden_size: Annotated[int, _SIZE]
@@ -109,63 +172,109 @@ class VisionConfig(OpenRecord):
     mm_hidden_size: Annotated[int, _SIZE]
 
 
-class QuantisedWeights(OpenRecord):
-    """Weights of the routed experts: MXFP4."""
-
-    num_bits: Annotated[int, one_of(4)]
-    group_size: Annotated[int, one_of(32)]
-    type: Annotated[str, one_of("float")] = "float"
+MODELS: Mapping[str, type[OpenRecord]] = {KIMI_K3: TextConfig, KIMI_LINEAR: LinearConfig, DEEPSEEK: DeepseekConfig}
 
 
-class QuantisedGroup(OpenRecord):
-    weights: QuantisedWeights
+def check_config(document: Document, ignored: Collection[str] = ()) -> None:
+    """Note every fault of a config. Another family is told so, and nothing else.
 
-
-class QuantisedGroups(OpenRecord):
-    group_0: QuantisedGroup
-
-
-class Quantisation(OpenRecord):
-    """What compressed-tensors writes."""
-
-    quant_method: Annotated[str, one_of("compressed-tensors")] = "compressed-tensors"
-    format: Annotated[str, one_of("mxfp4-pack-quantized")]
-    config_groups: QuantisedGroups
-
-
-def check_config(document: Document) -> None:
-    """Note every fault of a config. Another family is told so, and nothing else."""
+    ``ignored``: names of fields that a user goes on without.
+    """
     top: dict[str, Any] = document.value
-    nested = "text_config" in top or top.get("model_type") == "kimi_k3"
-    families = ("kimi_k3",) if "text_config" in top else ("kimi_k3", "kimi_linear")
-    family = top.get("model_type")
-    if "model_type" in top and family not in families:
-        document.fault(("model_type",), f"is {_shown(family)}, accepted: {' or '.join(map(_shown, families))}")
-        if not (isinstance(family, str) and family.startswith("kimi")):
-            return
-    elif "model_type" not in top and nested:
-        document.fault((), f"lacks model_type ({_shown(families[0])})")
-    at: Keys = ("text_config",) if nested else ()
-    text = top.get("text_config") if nested else top
+    text, at = text_of(top)
+    outer = top.get("model_type")
     if not isinstance(text, dict):
         says = "lacks text_config (an object)" if text is None else f"is {_shown(text)}, accepted: an object"
         document.fault(() if text is None else at, says)
         return
-    checked(document, TextConfig, at)
+    family = family_of(text, outer)
+    model, names = MODELS[family or KIMI_K3], MODEL_TYPES[family or KIMI_K3]
+    if family is None or ("model_type" in top and at and outer not in names):
+        if family is None and "linear_attn_config" not in text:
+            every = [name for names_of_one in MODEL_TYPES.values() for name in names_of_one]
+            says = f"is {_shown(outer)}, accepted: {' or '.join(map(_shown, every))}, and the fields of one of them"
+            document.fault(("model_type",) if "model_type" in top else (), says if "model_type" in top else
+                           f"lacks model_type, accepted: {' or '.join(map(_shown, every))}")  # fmt: skip
+            return
+        document.fault(("model_type",), f"is {_shown(outer)}, accepted: {' or '.join(map(_shown, names))}")
+        if not (isinstance(outer, str) and outer.startswith("kimi")):
+            return
+    elif "model_type" not in top and at:
+        document.fault((), f"lacks model_type ({_shown(names[0])})")
+    checked(document, model, at)
     _check_text(document, text, at)
-    _check_quantisation(document, top, text, at)
-    if "vision_config" in top and checked(document, VisionConfig, ("vision_config",)) is not None:
+    _check_indexer(document, text, at)
+    formats = _check_quantisation(document, top, text, at, family or KIMI_K3)
+    _check_depths(document, text, at, formats)
+    if "vision_config" in top and family == KIMI_K3 and (
+        checked(document, VisionConfig, ("vision_config",)) is not None
+    ):
         _same(document, ("vision_config", "text_hidden_size"), top["vision_config"]["text_hidden_size"],
               text.get("hidden_size"), "hidden_size")  # fmt: skip
-    for keys, fields in ((at, text), ((), top)) if nested else (((), top),):
+    for keys, fields in ((at, text), ((), top)) if at else (((), top),):
         for name, what in NOT_MODELLED.items():
-            if fields.get(name) not in (None, False, 0, [], {}):
+            if fields.get(name) not in (None, False, 0, [], {}) and name not in ignored:
                 document.fault((*keys, name), f"is set: {what} is not modelled; accepted: a config without it")
         name = "torch_dtype" if "torch_dtype" in fields else "dtype"
-        if name not in fields and fields is text:
+        if name not in fields and fields is text and not (at and ({"dtype", "torch_dtype"} & top.keys())):
             document.fault(keys, 'lacks dtype ("bfloat16")')
         elif name in fields and fields[name] != "bfloat16":
             document.fault((*keys, name), f'is {_shown(fields[name])}, accepted: "bfloat16"')
+    _check_unknown(document, top, text, at, model, ignored)
+
+
+#: Fields that are read beside those of the families' models.
+_READ = frozenset(
+    {
+        "model_type", "text_config", "vision_config", "quantization_config", "dsa_config", "dtype", "torch_dtype",
+        "num_experts", "num_experts_per_token", "num_expert_group", "topk_group", "use_grouped_topk", "topk_method",
+        "max_position_embeddings", "moe_router_activation_func", "num_nextn_predict_layers", "mla_use_output_gate",
+        "tie_word_embeddings", "compression_config", "linear_attn_config", *Indexer.model_fields,
+    }
+)  # fmt: skip
+
+
+def _check_unknown(
+    document: Document,
+    top: Mapping[str, Any],
+    text: Mapping[str, Any],
+    at: Keys,
+    model: type[OpenRecord],
+    ignored: Collection[str],
+) -> None:
+    """Fields that nothing reads and that are on no list, all in one fault; and ignored ones that are not there."""
+    used = model.model_fields.keys() | _READ | NOT_MODELLED.keys() | NO_BEARING.keys()
+    linear: Any = text.get("linear_attn_config")
+    inside = linear if isinstance(linear, dict) else {}
+    unknown = [
+        name
+        for fields, names in ((text, used), (top if at else {}, used), (inside, LinearAttention.model_fields.keys() | NO_BEARING.keys()))
+        for name in fields
+        if canonical(name) not in names and name not in names and name not in ignored
+    ]
+    if unknown:
+        listed = ", ".join(dict.fromkeys(_shown(name)[1:-1] for name in unknown[:12]))
+        more = f" and {len(unknown) - 12} more" if len(unknown) > 12 else ""
+        document.fault(
+            at, f"has fields that may change the work of a step and are not known: {listed}{more}; accepted: a config "
+            "without them, or --ignore-field NAME for each"
+        )  # fmt: skip
+    for name in ignored:
+        if name not in {*text, *top, *inside}:
+            document.fault((), f"has no field {_shown(name)[1:-1]}, which --ignore-field names")
+
+
+def _check_indexer(document: Document, text: Mapping[str, Any], at: Keys) -> None:
+    """An indexer says all of itself, in ``dsa_config`` or beside the other fields."""
+    if isinstance(text.get("dsa_config"), dict):
+        if checked(document, Indexer, (*at, "dsa_config")) is not None:
+            unknown = sorted(text["dsa_config"].keys() - Indexer.model_fields.keys() - {"layers", "full_attn_layers"})
+            if unknown:
+                document.fault((*at, "dsa_config"), f"has fields that are not known: {', '.join(unknown[:8])}")
+    elif text.get("dsa_config") is not None:
+        document.fault((*at, "dsa_config"), f"is {_shown(text['dsa_config'])}, accepted: an object")
+    elif any(text.get(name) is not None for name in Indexer.model_fields):
+        checked(document, Indexer, at)
 
 
 def _shown(value: Any) -> str:
@@ -178,10 +287,23 @@ def _check_text(document: Document, text: Mapping[str, Any], at: Keys) -> None:
     """What fields say together, where each of them is good."""
     _same(document, (*at, "num_key_value_heads"), text.get("num_key_value_heads"), text.get("num_attention_heads"),
           "num_attention_heads")  # fmt: skip
-    for name in ("moe_intermediate_size", "routed_expert_hidden_size"):
-        if _is_whole(text.get(name)) and text[name] > 0 and text[name] % 32:
-            document.fault((*at, name), f"is {text[name]}, accepted: a multiple of 32, the MXFP4 scale group")
-    for name, most in (("num_experts_per_token", "num_experts"), ("first_k_dense_replace", "num_hidden_layers")):
+    for name in ("num_experts", "num_experts_per_token"):
+        spelled = spelling(text, name)
+        if spelled not in text:
+            document.fault(at, f"lacks {name}")
+        elif not _is_whole(text[spelled]) or not 1 <= text[spelled] <= 2**16:
+            document.fault((*at, spelled), f"is {_shown(text[spelled])}, accepted: a whole number from 1 to 65536")
+    context = spelling(text, "max_position_embeddings")
+    if context not in text:
+        document.fault(at, "lacks max_position_embeddings")
+    elif not _is_whole(text[context]) or not 1 <= text[context] < 2**31:
+        document.fault((*at, context), f"is {_shown(text[context])}, accepted: a whole number from 1 to 2147483647")
+    scoring = spelling(text, "moe_router_activation_func")
+    if text.get(scoring, "sigmoid") not in ("sigmoid", "softmax"):
+        document.fault((*at, scoring), f'is {_shown(text[scoring])}, accepted: "sigmoid" or "softmax"')
+    for name, most in (("num_experts_per_token", "num_experts"), ("topk_group", "num_expert_group"),
+                       ("first_k_dense_replace", "num_hidden_layers")):  # fmt: skip
+        name, most = spelling(text, name), spelling(text, most)
         value: Any = text.get(name)
         limit: Any = text.get(most)
         if _is_whole(value) and _is_whole(limit) and value > limit > 0:
@@ -211,62 +333,36 @@ def _same(document: Document, keys: Keys, value: Any, other: Any, name: str) -> 
         document.fault(keys, f"is {_shown(value)}, accepted: {_shown(other)} ({name})")
 
 
-def _check_quantisation(document: Document, top: Mapping[str, Any], text: Mapping[str, Any], at: Keys) -> None:
-    """Routed experts in MXFP4 and all else in bf16, or a fault that says what is quantised otherwise."""
-    # transformers moves the quantisation to the top level when it saves a config again.
-    owner, keys = (text, at) if "quantization_config" in text else (top, ())
-    given = owner.get("quantization_config")
-    keys = (*keys, "quantization_config")
-    if not isinstance(given, dict):
-        says = "lacks quantization_config (MXFP4 experts)"
-        document.fault(
-            keys[:-1] if given is None else keys, says if given is None else f"is {_shown(given)}, accepted: an object"
-        )
+def _check_quantisation(
+    document: Document, top: Mapping[str, Any], text: Mapping[str, Any], at: Keys, family: str
+) -> dict[str, WeightFormat]:
+    """Formats of the matrices, or a fault; nothing where the layers are at fault already."""
+    given, keys = quantisation_of(top, text, at)
+    if given is None and family == KIMI_K3:
+        document.fault(keys[:-1], "lacks quantization_config (MXFP4 experts)")
+        return {}
+    if given is not None and not isinstance(given, dict):
+        document.fault(keys, f"is {_shown(given)}, accepted: an object")
+        return {}
+    try:
+        if document.faults:
+            reader_of(given)
+            return {}
+        return read_formats(top)
+    except Refused as refused:
+        document.fault((*keys, *refused.at), str(refused))
+        return {}
+
+
+def _check_depths(document: Document, text: Mapping[str, Any], at: Keys, formats: Mapping[str, WeightFormat]) -> None:
+    """Weights that share a scale are whole groups of a matrix's depth."""
+    if not formats:
         return
-    if given.get("quant_method", "compressed-tensors") != "compressed-tensors":
-        document.fault(
-            (*keys, "quant_method"),
-            f'is {_shown(given["quant_method"])}, accepted: "compressed-tensors" with format "mxfp4-pack-quantized"',
-        )
-        return
-    if checked(document, Quantisation, keys) is None:
-        return
-    for name in given["config_groups"]:
-        if name != "group_0":
-            document.fault(
-                (*keys, "config_groups", name),
-                "quantises more than the routed experts, which is not modelled; accepted: group_0 alone",
-            )
-    targets = _patterns(given["config_groups"]["group_0"].get("targets", ["Linear"]))
-    ignored = _patterns(given.get("ignore", []))
-    quantised = [
-        part
-        for part, matrices in UNQUANTISED.items()
-        if any(_matches(targets, one) and not _matches(ignored, one) for one in matrices)
-    ]
-    if quantised:
-        document.fault(
-            (*keys, "ignore"),
-            f"leaves {', '.join(quantised)} to be quantised, which is not modelled; accepted: patterns that name "
-            f"{', '.join(UNQUANTISED)}",
-        )
-
-
-def _patterns(given: Any) -> list[str]:
-    return [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
-
-
-def _matches(patterns: list[str], name: str) -> bool:
-    """Whether one of compressed-tensors' patterns names a matrix: ``re:`` an expression, else a class or a name."""
-    for one in patterns:
-        if not one.startswith("re:"):
-            if one == "Linear" or name == one or name.endswith(f".{one}"):
-                return True
-        # Of expressions only those are tried that cannot take long.
-        elif re.fullmatch(r"[\w.\\*|()?:^$\[\]-]{1,200}", one[3:]) and one.count("*") <= 4 and ")*" not in one:
-            try:
-                if re.match(one[3:], name):
-                    return True
-            except re.error:
-                continue
-    return False
+    width, latent = text["moe_intermediate_size"], text.get("routed_expert_hidden_size")
+    for part, name, depth in (
+        ("moe.expert_w2", "moe_intermediate_size", width),
+        ("moe.expert_w13", "routed_expert_hidden_size" if latent else "hidden_size", latent or text["hidden_size"]),
+    ):
+        why = check_group(part, formats[part], depth) if part in formats else None
+        if why is not None:
+            document.fault((*at, name), f"is {depth}, accepted: a multiple of {formats[part].group} ({why})")

@@ -68,7 +68,14 @@ class Options:
     all_reduce: str = _option(
         "library", str, "All-reduces of the stock path: as libraries choose, or one-shot, two-shot, in-switch, ring."
     )
-    model: str | None = _option(None, str, "A config.json of the same family in place of Kimi K3's.")
+    model: str | None = _option(None, str, "Another model: a name of k3sim models, a config.json, or its folder.")
+    weights: tuple[str, ...] = _option(
+        (), tuple, "Weights in another format: TARGET=FORMAT, such as attention=fp8_block (repeatable)."
+    )
+    state_dtype: str = _option("", str, "Type of KDA's recurrent state: fp32 or bf16; by default the model's.")
+    ignored_fields: tuple[str, ...] = _option(
+        (), tuple, "Go on without a field of the config that is not known (repeatable).", word="ignore-field"
+    )
 
     def command(self, verb: str = "timeline") -> str:
         """The command line that asks the same question; ``read_command`` reads it back."""
@@ -144,7 +151,7 @@ class Question:
     def warnings(self) -> list[str]:
         """What a reader must know before using the answer."""
         machine, tp = self.machine, self.layout.tp
-        found = range_warnings(self.architecture, self.layout, self.workload)
+        found = [*self.architecture.notes, *range_warnings(self.architecture, self.layout, self.workload)]
         if tp > machine.nvlink_domain_gpus:
             found.append(
                 f"{tp} ranks span more than the {machine.nvlink_domain_gpus} GPUs of one NVLink domain of "
@@ -166,7 +173,9 @@ def ask(options: Options) -> Question:
     from k3sim.sim.profile import load_machine
 
     machine = load_machine(options.machine)
-    architecture = load_architecture(options.model)
+    architecture = load_architecture(
+        options.model, ignored=options.ignored_fields, weights=options.weights, state_dtype=options.state_dtype
+    )
     path = find_path(
         options.path, with_switches=options.with_switches, without=options.without, kernel_set=options.kernels,
         engine=options.engine,
