@@ -20,7 +20,7 @@ from k3sim.sim.export.whole_file import whole_folder, write_whole_file
 from k3sim.sim.intervals import drawn_steps_us, gain_interval, interval_around
 from k3sim.sim.machine import describe
 from k3sim.sim.machine_share import described_shares
-from k3sim.sim.predict import Answer, Prediction, difference_us, ladder, leave_one_out, on_path, predict
+from k3sim.sim.predict import Answer, Prediction, difference_us, ladder, leave_one_out, on_path, predict, program_of
 from k3sim.sim.progress import OnDone, ignore_progress
 from k3sim.sim.question import Options, Question, ask
 from k3sim.sim.timeline.critical_path import Part
@@ -49,8 +49,10 @@ class Report:
 
     main
         the path that was asked for
-    stock, megakernel
-        the paths beside it
+    stock, fused, megakernel
+        the paths beside it; None where a path has not the kernels that the model needs
+    refused
+        by the name of such a path, why
     ladder, leave_one_out
         the fused path with switches added in turn, and with each taken away; with sampled skew these are
         predicted with its mean, so that a switch is compared with itself and not with a draw
@@ -64,13 +66,14 @@ class Report:
 
     main: Prediction
     stock: Prediction
-    fused: Prediction
-    megakernel: Prediction
+    fused: Prediction | None
+    megakernel: Prediction | None
     ladder: tuple[tuple[str, Prediction], ...]
     leave_one_out: tuple[tuple[str, Prediction], ...]
     command: str
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     gain_intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     def with_intervals(self, num_draws: int = NUM_DRAWS, on_done: OnDone = ignore_progress) -> Report:
         """The same report with an interval for each path: the machine's values drawn ``num_draws`` times, and with
@@ -113,12 +116,22 @@ class Report:
     def labelled(self) -> dict[str, Prediction]:
         """Predictions by the label they have in reports, the main one first."""
         name = self.main.path.name
-        if name == "fused" and self.main.path.switches != self.fused.path.switches:
+        if name == "fused" and self.fused is not None and self.main.path.switches != self.fused.path.switches:
             name = "fused (" + (" + ".join(sorted(self.main.path.switches)) or "no switches") + ")"
         paths = {name: self.main}
         for label, prediction in (("stock", self.stock), ("fused", self.fused), ("megakernel", self.megakernel)):
-            paths.setdefault(label, prediction)
+            if prediction is not None:
+                paths.setdefault(label, prediction)
         return paths
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader must know: of the question, and which paths are not there."""
+        absent = [f"path {name} is not predicted: {why}" for name, why in self.refused.items()]
+        return [*self.question.warnings, *absent]
+
+    def _summary(self, prediction: Prediction | None) -> dict[str, Any] | None:
+        return None if prediction is None else {**summary(prediction), **self._interval(prediction)}
 
     def frame(self) -> pandas.DataFrame:
         """One row a kernel of the main path: rank, layer, kind, stage, stream, start_us, end_us, duration_us.
@@ -153,9 +166,9 @@ class Report:
             **summary(main),
             **self._interval(main),
             "speedup_over_stock": self.stock.step_us / main.step_us,
-            "stock": {**summary(self.stock), **self._interval(self.stock)},
-            "fused": {**summary(self.fused), **self._interval(self.fused)},
-            "megakernel": {**summary(self.megakernel), **self._interval(self.megakernel)},
+            "stock": self._summary(self.stock),
+            "fused": self._summary(self.fused),
+            "megakernel": self._summary(self.megakernel),
             "switches_added": [
                 {
                     "label": label,
@@ -181,7 +194,7 @@ class Report:
             "command": self.command,
             "machine_values": describe(question.machine),
             "not_modelled": list(NOT_MODELLED),
-            "warnings": question.warnings,
+            "warnings": self.warnings,
             "files": dict(files or {}),
         }
 
@@ -253,7 +266,7 @@ class Report:
             "command": self.command,
             "versions": {"k3sim": VERSION},
             "machine_values": described_shares(self.main),
-            "not_modelled": [*question.warnings, *NOT_MODELLED],
+            "not_modelled": [*self.warnings, *NOT_MODELLED],
         }
 
 
@@ -270,6 +283,9 @@ def report_of(options: Options, on_done: OnDone = ignore_progress) -> Report:
     # stock and fused once more.
     num_predictions = (1 + len(switches)) + (len(switches) - 1) + 1 + (0 if question.folded else 2) + of_its_own
     answer = _counted(num_predictions, on_done)
+    refused = _refused(question)
+    if refused:
+        return _stock_alone(question, refused, options.command())
     steps = ladder(question.expected(), answer)
     expected = {step.path.switches: step for _, step in steps}
     known = expected if question.folded else {}
@@ -286,6 +302,28 @@ def report_of(options: Options, on_done: OnDone = ignore_progress) -> Report:
         leave_one_out=tuple(leave_one_out(question.expected(), answer, expected)),
         command=options.command(),
     )
+
+
+def _refused(question: Question) -> dict[str, str]:
+    """Paths beside the stock one that have not the kernels that the model needs, and why; K3 has all."""
+    found = {}
+    for name in ("fused", "megakernel"):
+        try:
+            program_of(on_path(question, name).expected())
+        except UserError as refusal:
+            found[name] = str(refusal)
+    return found
+
+
+def _stock_alone(question: Question, refused: Mapping[str, str], command: str) -> Report:
+    """The report of a model that has its stock path only. Raises UserError where another was asked for."""
+    if question.path.switches or question.path.name != "stock":
+        raise UserError(refused.get(question.path.name) or next(iter(refused.values())))
+    main = predict(question)
+    return Report(
+        main=main, stock=main, fused=None, megakernel=None, ladder=(("stock", main),), leave_one_out=(),
+        command=command, refused=refused,
+    )  # fmt: skip
 
 
 def _counted(of: int, on_done: OnDone) -> Answer:
@@ -349,12 +387,14 @@ def _card(prediction: Prediction, stock: Prediction) -> dict[str, Any]:
     }
 
 
-def _waterfall(ladder: tuple[tuple[str, Prediction], ...], megakernel: Prediction) -> list[dict[str, Any]]:
+def _waterfall(ladder: tuple[tuple[str, Prediction], ...], megakernel: Prediction | None) -> list[dict[str, Any]]:
     first_label, before = ladder[0]
     steps = [_bar(first_label, "total", before, None)]
     for label, prediction in ladder[1:]:
         steps.append(_bar(label, "relative", prediction, before))
         before = prediction
+    if megakernel is None:
+        return steps
     steps.append(_bar("fused", "total", before, None))
     steps.append(_bar("+ megakernel", "relative", megakernel, before))
     steps.append(_bar("megakernel", "total", megakernel, None))

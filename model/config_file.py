@@ -74,8 +74,7 @@ def load_architecture(
 
 def shipped_config(name: str) -> Path | None:
     """The file of a shipped model by its name, where there is no file of the user's of that name."""
-    path = DATA / f"{name}.json"
-    return path if name in shipped_models() and not Path(name).exists() else None
+    return DATA / f"{name}.json" if name in shipped_models() and not os.path.exists(name) else None
 
 
 def shipped_models() -> tuple[str, ...]:
@@ -87,10 +86,6 @@ def _load_file(path: Path, ignored: Sequence[str]) -> Architecture:
     from k3sim.model.config_rules import check_config
 
     file = _config_in(path)
-    if not file.exists() and "/" not in str(path) and not str(path).endswith(".json"):
-        raise UserError(
-            f"no model {_printable(str(path))!r}; accepted: {', '.join(shipped_models())}, {ACCEPTED.what}"
-        )
     document = read_json(file, ACCEPTED)
     beside = file.with_name("hf_quant_config.json")
     text, _ = text_of(document.value)

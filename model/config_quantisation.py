@@ -94,7 +94,10 @@ def _compressed_tensors(given: Mapping[str, Any]) -> FormatOf:
             raise Refused(("config_groups", name), "is no object")
         weights = group.get("weights")
         stored = None if weights is None else _stored(("config_groups", name, "weights"), weights)
+        _check_form(("config_groups", name, "format"), group.get("format"), stored)
         read.append((_patterns(group.get("targets", ["Linear"])), stored))
+
+    _check_form(("format",), given.get("format"), read[0][1] if len(read) == 1 else None)
 
     def format_of(module: str) -> WeightFormat | None:
         if matches(ignored, module):
@@ -102,6 +105,14 @@ def _compressed_tensors(given: Mapping[str, Any]) -> FormatOf:
         return next((stored for targets, stored in read if matches(targets, module)), None)
 
     return format_of
+
+
+def _check_form(at: tuple[str, ...], form: Any, stored: WeightFormat | None) -> None:
+    """What a file calls the form of its packing says the same as the weights of its group."""
+    forms = {"mxfp4-pack-quantized": "mxfp4", "nvfp4-pack-quantized": "nvfp4"}
+    if stored is not None and form in forms and forms[form] != stored.name:
+        right = next((one for one, name in forms.items() if name == stored.name), stored.name)
+        raise Refused(at, f'is "{form}", accepted: "{right}", as the weights of the group are')
 
 
 def _stored(at: tuple[str, ...], weights: Any) -> WeightFormat:

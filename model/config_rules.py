@@ -246,9 +246,10 @@ def _check_unknown(
     used = model.model_fields.keys() | _READ | NOT_MODELLED.keys() | NO_BEARING.keys()
     linear: Any = text.get("linear_attn_config")
     inside = linear if isinstance(linear, dict) else {}
+    of_kda = LinearAttention.model_fields.keys() | NO_BEARING.keys()
     unknown = [
         name
-        for fields, names in ((text, used), (top if at else {}, used), (inside, LinearAttention.model_fields.keys() | NO_BEARING.keys()))
+        for fields, names in ((text, used), (top if at else {}, used), (inside, of_kda))
         for name in fields
         if canonical(name) not in names and name not in names and name not in ignored
     ]
@@ -295,7 +296,8 @@ def _check_text(document: Document, text: Mapping[str, Any], at: Keys) -> None:
             document.fault((*at, spelled), f"is {_shown(text[spelled])}, accepted: a whole number from 1 to 65536")
     context = spelling(text, "max_position_embeddings")
     if context not in text:
-        document.fault(at, "lacks max_position_embeddings")
+        if "linear_attn_config" not in text or family_of(text, document.value.get("model_type")) != KIMI_K3:
+            document.fault(at, "lacks max_position_embeddings")
     elif not _is_whole(text[context]) or not 1 <= text[context] < 2**31:
         document.fault((*at, context), f"is {_shown(text[context])}, accepted: a whole number from 1 to 2147483647")
     scoring = spelling(text, "moe_router_activation_func")

@@ -59,6 +59,7 @@ def timeline(
             report = report.with_intervals(draws or NUM_DRAWS, on_done=told)
         told.doing("writing the files")
         files = report.write(folder)
+    output.warn(report.warnings[len(question.warnings) :])
     if json_output:
         output.print_json(report.to_dict(files))
     else:
@@ -98,6 +99,9 @@ def print_report(report: Report, files: Mapping[str, str]) -> None:
     console.print()
     terminal.print_table(_waits_table(report.labelled))
     console.print()
+    if not report.leave_one_out:
+        output.print_files(files)
+        return
     switches = terminal.table("switch", "added in turn us", "removed from all four us")
     before = report.ladder[0][1]
     for (label, prediction), (_, removed) in zip(report.ladder[1:], report.leave_one_out, strict=True):

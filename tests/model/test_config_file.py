@@ -127,24 +127,23 @@ SIZE = "a whole number from 1 to 2147483647"
         (T, "num_experts_per_token", 897, "num_experts_per_token is 897, accepted: at most 896 (num_experts)"),
         (T, "first_k_dense_replace", 94, "first_k_dense_replace is 94, accepted: at most 93 (num_hidden_layers)"),
         (T, "num_key_value_heads", 8, "num_key_value_heads is 8, accepted: 96 (num_attention_heads)"),
-        (T, "moe_intermediate_size", 3073, "moe_intermediate_size is 3073, accepted: a multiple of 32, the MXFP4"),
+        (T, "moe_intermediate_size", 3073, "is 3073, accepted: a multiple of 32 (moe.expert_w2 has a depth of 3073"),
         (T, "tie_word_embeddings", True, "text_config.tie_word_embeddings is true, accepted: false"),
         (T, "dtype", "float16", 'text_config.dtype is "float16", accepted: "bfloat16"'),
-        (T, "dtype", ..., 'text_config lacks dtype ("bfloat16")'),
         (T, "model_type", "kimi_k2", 'text_config.model_type is "kimi_k2", accepted: "kimi_linear"'),
         (T, "num_experts", 10**9, "num_experts is 1000000000, accepted: a whole number from 1 to 65536"),
-        (T, "num_shared_experts", 0, "num_shared_experts is 0, accepted: a whole number from 1 to 1024"),
+        (T, "num_shared_experts", -1, "num_shared_experts is -1, accepted: a whole number from 0 to 1024"),
         (T, "num_hidden_layers", 2**31, "num_hidden_layers is 2147483648, accepted: a whole number from 1 to 4096"),
-        (T, "dsa_config", {"index_topk": 2048}, "dsa_config is set: sparse attention is not modelled"),
+        (T, "dsa_config", {"index_topk": 2048}, "dsa_config lacks index_n_heads (a whole number from 1 to 1024), index_head"),
         (T, "sliding_window", 4096, "sliding_window is set: attention within a window is not modelled"),
         ("", "model_type", "deepseek_v3", 'line 1: model_type is "deepseek_v3", accepted: "kimi_k3"'),
-        ("", "model_type", "kimi_k31", 'model_type is "kimi_k31", accepted: "kimi_k3"'),
+        ("", "model_type", "kimi_k9", 'model_type is "kimi_k9", accepted: "kimi_k3" or "kimi_k31"'),
         ("", "model_type", ..., 'the file lacks model_type ("kimi_k3")'),
         ("", T, ..., "the file lacks text_config (an object)"),
         ("", T, [1], "text_config is [1], accepted: an object"),
         (L, "use_full_rank_gate", False, "use_full_rank_gate is false, accepted: true"),
         (L, "num_heads", -96, f"linear_attn_config.num_heads is -96, accepted: {SIZE}"),
-        (L, "short_conv_kernel_size", 1, "short_conv_kernel_size is 1, accepted: a whole number from 2 to 1024"),
+        (L, "short_conv_kernel_size", 0, "short_conv_kernel_size is 0, accepted: a whole number from 1 to 1024"),
         (L, "kda_layers", None, "linear_attn_config.kda_layers is null, accepted: a list"),
         (L, "kda_layers", [1, "2"], 'linear_attn_config.kda_layers[1] is "2", accepted'),
         (L, "kda_layers", [1, 1, *LAYERS[2:]], "wrong from layer 2 on, accepted: each of 1 to 93"),
@@ -152,10 +151,11 @@ SIZE = "a whole number from 1 to 2147483647"
         (L, "kda_layers", [*LAYERS, 94], "names 94 layers in kda_layers and full_attn_layers, wrong from layer 95 on"),
         (L, "kda_layers", [*LAYERS, 4], "wrong from layer 5 on"),
         (Q, "format", "nvfp4-pack-quantized", 'format is "nvfp4-pack-quantized", accepted: "mxfp4-pack-quantized"'),
-        (Q, "quant_method", "modelopt", 'config.quant_method is "modelopt", accepted: "compressed-tensors"'),
-        (Q, "ignore", ["re:.*lm_head.*"], "ignore leaves self_attn, shared_experts, mlp to be quantised"),
-        (Q, "ignore", ["re:(((a*)*)*)*$"], "ignore leaves self_attn, shared_experts, mlp, lm_head to be quantised"),
-        (Q, "config_groups", {}, "quantization_config.config_groups lacks group_0"),
+        (Q, "quant_method", "modelopt", "quantization_config.quant_algo is None, accepted: NVFP4"),
+        (Q, "quant_method", "bitsandbytes", "quant_method is 'bitsandbytes', accepted: compressed-tensors"),
+        (Q, "config_groups", {}, "config_groups names no group; accepted: an object with one or more"),
+        (T, "new_field", 1, "not known: new_field; accepted: a config without them, or --ignore-field NAME for each"),
+        (L, "new_field", 1, "not known: new_field; accepted: a config without them"),
         ("vision_config", "text_hidden_size", 4096, "text_hidden_size is 4096, accepted: 7168 (hidden_size)"),
         ("vision_config", "merge_kernel_size", [], "merge_kernel_size is [], accepted: a list that is not empty"),
     ],
@@ -167,31 +167,40 @@ def test_a_wrong_field_is_named_with_accepted_values(
 
 
 def test_all_faults_of_a_config_are_one_line(write: Write) -> None:
-    """A Kimi-Linear-48B: of its family, and without what K3 has beyond it."""
     config = copy.deepcopy(CONFIG["text_config"])
-    for name in ("mla_use_output_gate", "latent_moe_use_norm", "max_position_embeddings", "attn_res_block_size",
-                 "quantization_config", "routed_expert_hidden_size"):  # fmt: skip
+    for name in ("mla_use_output_gate", "latent_moe_use_norm", "max_position_embeddings", "quantization_config"):
         del config[name]
     del config["linear_attn_config"]["use_full_rank_gate"]
     config |= {"hidden_act": "silu", "q_lora_rank": None}
     assert refusal(write(json.dumps(config, indent=1))) == (
-        "line 1: the file lacks mla_use_output_gate (true), latent_moe_use_norm (true), max_position_embeddings, "
-        "attn_res_block_size and 1 more; line 1: the file lacks quantization_config (MXFP4 experts); "
-        'line 11: hidden_act is "silu", accepted: "situ"; line 16: linear_attn_config lacks use_full_rank_gate (true); '
-        f"line 134: q_lora_rank is null, accepted: {SIZE}"
+        "line 1: the file lacks mla_use_output_gate (true), latent_moe_use_norm (true), max_position_embeddings; "
+        'line 1: the file lacks quantization_config (MXFP4 experts); line 12: hidden_act is "silu", accepted: "situ"; '
+        f"line 17: linear_attn_config lacks use_full_rank_gate (true); line 135: q_lora_rank is null, accepted: {SIZE}"
     )
 
 
-def test_a_group_that_quantises_attention_is_refused(write: Write) -> None:
+def test_attention_is_in_the_format_of_its_group(write: Write) -> None:
     config = copy.deepcopy(CONFIG)
     quantisation = config["text_config"]["quantization_config"]
-    quantisation["config_groups"]["group_1"] = {"targets": ["re:.*self_attn.*"], "weights": {"num_bits": 8}}
+    quantisation["config_groups"]["group_1"] = {
+        "targets": ["re:.*self_attn.*"],
+        "weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
+    }
+    quantisation["config_groups"]["group_0"]["targets"] = ["re:.*experts.*"]
     quantisation["ignore"] = quantisation["ignore"][1:]
-    assert refusal(write(config)) == (
-        "line 1: text_config.quantization_config.config_groups.group_1 quantises more than the routed experts, which "
-        "is not modelled; accepted: group_0 alone; line 1: text_config.quantization_config.ignore leaves self_attn to "
-        "be quantised, which is not modelled; accepted: patterns that name self_attn, shared_experts, mlp, lm_head"
-    )
+    read = load_architecture(write(config))
+    assert {name for name, one in read.formats if one.name == "fp8_block"} == {
+        "kda.in_proj", "kda.g_b", "kda.f_b", "kda.o_proj", "mla.qkv_a", "mla.q", "mla.kv_a", "mla.gate", "mla.q_b",
+        "mla.o_proj", "mla.index_q",
+    }  # fmt: skip
+    # 36.2 GB, less the scales and what stays: the down-projection of the decay and beta.
+    assert 36.0e9 < total_bytes(load_architecture()) - total_bytes(read) < 36.2e9
+
+
+def test_what_is_not_ignored_is_quantised(write: Write) -> None:
+    for ignored in (["re:.*lm_head.*"], ["re:(((a*)*)*)*$"]):
+        read = load_architecture(write(changed(Q, "ignore", ignored)))
+        assert {"mxfp4"} == {one.name for name, one in read.formats if name.startswith(("kda.", "mla.", "dense."))}
 
 
 @pytest.mark.parametrize(
