@@ -134,7 +134,7 @@ SIZE = "a whole number from 1 to 2147483647"
         (T, "num_experts", 10**9, "num_experts is 1000000000, accepted: a whole number from 1 to 65536"),
         (T, "num_shared_experts", -1, "num_shared_experts is -1, accepted: a whole number from 0 to 1024"),
         (T, "num_hidden_layers", 2**31, "num_hidden_layers is 2147483648, accepted: a whole number from 1 to 4096"),
-        (T, "dsa_config", {"index_topk": 2048}, "dsa_config lacks index_n_heads (a whole number from 1 to 1024), index_head"),
+        (T, "dsa_config", {"index_topk": 2048}, "dsa_config lacks index_n_heads (a whole number from 1 to 1024), "),
         (T, "sliding_window", 4096, "sliding_window is set: attention within a window is not modelled"),
         ("", "model_type", "deepseek_v3", 'line 1: model_type is "deepseek_v3", accepted: "kimi_k3"'),
         ("", "model_type", "kimi_k9", 'model_type is "kimi_k9", accepted: "kimi_k3" or "kimi_k31"'),
