@@ -26,6 +26,7 @@ COMMANDS = (
     "timeline",
     "compare",
     "paths",
+    "models",
     "machines",
     "report",
     "explain",

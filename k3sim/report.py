@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from k3sim.charts import card, waterfall
 from k3sim.errors import UserError
 from k3sim.model.paths import SWITCHES
 from k3sim.sim.clock import without_collection
@@ -25,7 +26,6 @@ from k3sim.sim.progress import OnDone, ignore_progress
 from k3sim.sim.question import Options, Question, ask
 from k3sim.sim.timeline.critical_path import Part
 from k3sim.sim.timeline.file import stage_rows
-from k3sim.sim.timeline.timeline import PS_PER_US
 from k3sim.version import VERSION
 
 if TYPE_CHECKING:
@@ -238,13 +238,13 @@ class Report:
             "main_path": next(iter(self.labelled)),
             "paths": {
                 label: {
-                    **_card(prediction, self.stock),
+                    **card(prediction, self.stock),
                     **self._interval(prediction),
                     "speedup_interval": self.gain_intervals.get(label),
                 }
                 for label, prediction in self.labelled.items()
             },
-            "waterfall": _waterfall(self.ladder, self.megakernel),
+            "waterfall": waterfall(self.ladder, self.megakernel),
             "leave_one_out": [
                 {
                     "without": switch,
@@ -372,42 +372,3 @@ def _csv(rows: list[dict[str, Any]]) -> str:
     lines = [",".join(rows[0])]
     lines += [",".join(str(value) for value in row.values()) for row in rows]
     return "\n".join(lines) + "\n"
-
-
-def _card(prediction: Prediction, stock: Prediction) -> dict[str, Any]:
-    return {
-        "step_us": prediction.step_us,
-        "tokens_per_s_per_user": prediction.tokens_per_second_per_user,
-        "tokens_per_s_per_gpu": prediction.tokens_per_second_per_gpu,
-        "speedup": stock.step_us / prediction.step_us,
-        "floor_us": prediction.floor_us,
-        "floor_fraction": prediction.floor_us / prediction.step_us,
-        "hbm_busy_fraction": prediction.hbm_busy_fraction,
-        "waits_us": {part.word: duration_ps / PS_PER_US for part, duration_ps in prediction.waits_ps.items()},
-    }
-
-
-def _waterfall(ladder: tuple[tuple[str, Prediction], ...], megakernel: Prediction | None) -> list[dict[str, Any]]:
-    first_label, before = ladder[0]
-    steps = [_bar(first_label, "total", before, None)]
-    for label, prediction in ladder[1:]:
-        steps.append(_bar(label, "relative", prediction, before))
-        before = prediction
-    if megakernel is None:
-        return steps
-    steps.append(_bar("fused", "total", before, None))
-    steps.append(_bar("+ megakernel", "relative", megakernel, before))
-    steps.append(_bar("megakernel", "total", megakernel, None))
-    return steps
-
-
-def _bar(label: str, kind: str, prediction: Prediction, before: Prediction | None) -> dict[str, Any]:
-    words = {part.value: part.word for part in Part}
-    deltas = difference_us(before, prediction) if before else {}
-    return {
-        "label": label,
-        "kind": kind,
-        "step_us": prediction.step_us,
-        "delta_us": prediction.step_us - before.step_us if before else 0.0,
-        "waits_delta_us": {words[part]: value for part, value in deltas.items()},
-    }

@@ -21,7 +21,7 @@ NO_BEARING: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(
             (
                 "bos_token_id", "eos_token_id", "pad_token_id", "media_placeholder_token_id", "decoder_start_token_id",
-                "sep_token_id", "unk_token_id", "image_token_id", "video_token_id",
+                "sep_token_id", "unk_token_id", "image_token_id", "video_token_id", "image_placeholder",
             ),
             _TOKENS,
         ),
@@ -39,9 +39,20 @@ NO_BEARING: Mapping[str, str] = MappingProxyType(
                 "use_unified_vision_chunk", "video_placeholder", "chunk_size_feed_forward", "is_encoder_decoder",
                 "problem_type", "id2label", "label2id", "attn_implementation", "_attn_implementation", "model_name",
                 "encoder_no_repeat_ngram_size", "remove_invalid_values", "cross_attention_hidden_size",
-                "task_specific_params",
+                "task_specific_params", "add_cross_attention", "finetuning_task", "is_decoder", "prefix",
+                "pruned_heads", "tf_legacy_loss", "tie_encoder_decoder", "use_bfloat16", "_commit_hash",
             ),
             _LOADING,
+        ),
+        **dict.fromkeys(
+            (
+                "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
+                "exponential_decay_length_penalty", "forced_bos_token_id", "forced_eos_token_id", "length_penalty",
+                "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
+                "num_return_sequences", "output_scores", "repetition_penalty", "return_dict_in_generate",
+                "suppress_tokens", "temperature", "top_k", "top_p", "typical_p",
+            ),
+            "how tokens are drawn by transformers",
         ),
         **dict.fromkeys(
             (

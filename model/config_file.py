@@ -87,7 +87,7 @@ def _load_file(path: Path, ignored: Sequence[str]) -> Architecture:
 
     file = _config_in(path)
     document = read_json(file, ACCEPTED)
-    beside = file.with_name("hf_quant_config.json")
+    beside = file.with_name(file.name.removesuffix("config.json") + "hf_quant_config.json")
     text, _ = text_of(document.value)
     if isinstance(text, dict) and "quantization_config" not in {*document.value, *text} and beside.is_file():
         document.value["quantization_config"] = read_json(beside, QUANTISATION).value
@@ -178,7 +178,7 @@ def build(name: str, config: Mapping[str, Any], ignored: Sequence[str] = ()) -> 
         num_layers=text["num_hidden_layers"],
         hidden_size=text["hidden_size"],
         vocab_size=text["vocab_size"],
-        rms_norm_eps=float(text["rms_norm_eps"]),
+        rms_norm_eps=float(text.get("rms_norm_eps", 1e-6)),
         max_position_embeddings=text[spelling(text, "max_position_embeddings")],
         kda_layers=tuple(layers["kda"]),
         mla_layers=tuple(layers["mla"]),
@@ -205,7 +205,7 @@ def build(name: str, config: Mapping[str, Any], ignored: Sequence[str] = ()) -> 
             num_shared_experts=num_shared,
             shared_intermediate=num_shared * width,
             first_moe_layer=text["first_k_dense_replace"],
-            num_groups=text.get(spelling(text, "num_expert_group"), 1),
+            num_groups=text.get(spelling(text, "num_expert_group"), 1) if text.get("use_grouped_topk", True) else 1,
             top_k_groups=text.get("topk_group", 1),
         ),
         dense_intermediate=text["intermediate_size"],

@@ -78,7 +78,7 @@ def reader_of(given: Mapping[str, Any] | None) -> FormatOf:
         "compressed-tensors": _compressed_tensors, "fp8": _fp8, "modelopt": _modelopt, "modelopt_fp4": _modelopt,
         "modelopt_mixed": _modelopt, "awq": _integers, "gptq": _integers, "mxfp4": _mxfp4,
     }  # fmt: skip
-    if method not in readers:
+    if not isinstance(method, str) or method not in readers:
         raise Refused(("quant_method",), f"is {method!r}, accepted: {', '.join(readers)}")
     return readers[method](given)
 
@@ -110,7 +110,7 @@ def _compressed_tensors(given: Mapping[str, Any]) -> FormatOf:
 def _check_form(at: tuple[str, ...], form: Any, stored: WeightFormat | None) -> None:
     """What a file calls the form of its packing says the same as the weights of its group."""
     forms = {"mxfp4-pack-quantized": "mxfp4", "nvfp4-pack-quantized": "nvfp4"}
-    if stored is not None and form in forms and forms[form] != stored.name:
+    if stored is not None and isinstance(form, str) and form in forms and forms[form] != stored.name:
         right = next((one for one, name in forms.items() if name == stored.name), stored.name)
         raise Refused(at, f'is "{form}", accepted: "{right}", as the weights of the group are')
 
@@ -121,6 +121,9 @@ def _stored(at: tuple[str, ...], weights: Any) -> WeightFormat:
         raise Refused(at, "is no object")
     bits, kind, strategy = weights.get("num_bits"), weights.get("type", "float"), weights.get("strategy")
     group, block = weights.get("group_size"), weights.get("block_structure")
+    if not (isinstance(bits, int) and isinstance(kind, str) and (group is None or isinstance(group, int))):
+        raise Refused(at, f"has num_bits {bits!r}, type {kind!r} and group_size {group!r}, accepted: a number, a word, "
+                      "and a number or null")  # fmt: skip
     name = {
         (4, "float", 32): "mxfp4", (4, "float", 16): "nvfp4", (8, "float", 32): "mxfp8", (4, "int", 32): "int4_g32",
         (4, "int", 128): "int4_g128",
@@ -155,11 +158,15 @@ def _mxfp4(given: Mapping[str, Any]) -> FormatOf:
 def _integers(given: Mapping[str, Any]) -> FormatOf:
     """AWQ and GPTQ: every linear layer but the head and those that are named."""
     bits, group = given.get("bits", given.get("w_bit")), given.get("group_size", given.get("q_group_size"))
-    name = {(4, 32): "int4_g32", (4, 128): "int4_g128"}.get((bits, group)) if isinstance(group, int) else None
+    name = {(4, 32): "int4_g32", (4, 128): "int4_g128"}.get((bits, group)) if _whole(bits, group) else None
     if name is None:
         raise Refused(("bits",), f"is {bits!r} in groups of {group!r}, accepted: 4 in groups of 32 or 128")
     kept = _patterns(given.get("modules_to_not_convert"))
     return lambda module: None if module == "lm_head" or _starts(kept, module) else FORMATS[name]
+
+
+def _whole(*values: Any) -> bool:
+    return all(isinstance(one, int) and not isinstance(one, bool) for one in values)
 
 
 def _modelopt(given: Mapping[str, Any]) -> FormatOf:
@@ -185,7 +192,7 @@ def _modelopt(given: Mapping[str, Any]) -> FormatOf:
 
 def _algorithm(at: tuple[str, ...], given: Any) -> WeightFormat:
     name = given.get("quant_algo") if isinstance(given, dict) else given
-    if name not in ALGORITHMS:
+    if not isinstance(name, str) or name not in ALGORITHMS:
         raise Refused((*at, "quant_algo"), f"is {name!r}, accepted: {', '.join(ALGORITHMS)}, MIXED_PRECISION")
     return FORMATS[ALGORITHMS[name]]
 

@@ -93,6 +93,7 @@ class LinearConfig(OpenRecord):
     num_shared_experts: Annotated[int, whole(0, 1024)] | None
     moe_intermediate_size: Annotated[int, _SIZE]
     first_k_dense_replace: Annotated[int, whole(0, MOST_LAYERS)]
+    num_nextn_predict_layers: Annotated[int, one_of(0)] = 0
 
 
 class DeepseekConfig(OpenRecord):
@@ -113,6 +114,7 @@ class DeepseekConfig(OpenRecord):
     qk_rope_head_dim: Annotated[int, _SIZE]
     v_head_dim: Annotated[int, _SIZE]
     vocab_size: Annotated[int, _SIZE]
+    rms_norm_eps: Annotated[float, number(1e-30, 0.999, accepted="a number above 0 and below 1")] = 1e-6
     intermediate_size: Annotated[int, _SIZE]
     n_shared_experts: Annotated[int, whole(0, 1024)] | None
     moe_intermediate_size: Annotated[int, _SIZE]
@@ -152,6 +154,7 @@ class TextConfig(OpenRecord):
     moe_intermediate_size: Annotated[int, _SIZE]
     routed_expert_hidden_size: Annotated[int, _SIZE]
     first_k_dense_replace: Annotated[int, whole(0, MOST_LAYERS)]
+    num_nextn_predict_layers: Annotated[int, one_of(0)] = 0
 
 
 class VisionConfig(OpenRecord):
@@ -215,6 +218,9 @@ def check_config(document: Document, ignored: Collection[str] = ()) -> None:
         for name, what in NOT_MODELLED.items():
             if fields.get(name) not in (None, False, 0, [], {}) and name not in ignored:
                 document.fault((*keys, name), f"is set: {what} is not modelled; accepted: a config without it")
+        if fields is top and fields.get("tie_word_embeddings") not in (None, False):
+            given = _shown(fields["tie_word_embeddings"])
+            document.fault((*keys, "tie_word_embeddings"), f"is {given}, accepted: false")
         name = "torch_dtype" if "torch_dtype" in fields else "dtype"
         if name not in fields and fields is text and not (at and ({"dtype", "torch_dtype"} & top.keys())):
             document.fault(keys, 'lacks dtype ("bfloat16")')
@@ -257,9 +263,10 @@ def _check_unknown(
         listed = ", ".join(dict.fromkeys(_shown(name)[1:-1] for name in unknown[:12]))
         more = f" and {len(unknown) - 12} more" if len(unknown) > 12 else ""
         document.fault(
-            at, f"has fields that may change the work of a step and are not known: {listed}{more}; accepted: a config "
-            "without them, or --ignore-field NAME for each"
-        )  # fmt: skip
+            at,
+            f"has fields that may change work and are not known: {listed}{more}; "
+            "accepted: --ignore-field NAME for each",
+        )
     for name in ignored:
         if name not in {*text, *top, *inside}:
             document.fault((), f"has no field {_shown(name)[1:-1]}, which --ignore-field names")

@@ -257,6 +257,7 @@ COMMANDS = {
     "compare": ("compare", "path=stock", "path=fused"),
     "paths": ("paths",),
     "paths stock": ("paths", "stock"),
+    "models": ("models",),
     "machines": ("machines",),
     "validate": ("validate", "gb200-k3opt", "--draws", "2"),
     "claims": ("claims", "gb300-one-user", "gain-falls-with-concurrency", "tpu-v7", "--draws", "2"),
@@ -416,6 +417,12 @@ def test_documented_keys_of_an_explained_trace(documents: Documents) -> None:
     check("rank of a trace", document["ranks"])
     check("kernel class of a trace", document["classes"])
     check("change between traces", [row for rows in document["comparison"].values() for row in rows])
+
+
+def test_documented_keys_of_models(documents: Documents) -> None:
+    document = documents["models"]
+    check("models", [document])
+    check("model", document["models"])
 
 
 def test_documented_keys_of_machines(documents: Documents) -> None:

@@ -59,7 +59,6 @@ def timeline(
             report = report.with_intervals(draws or NUM_DRAWS, on_done=told)
         told.doing("writing the files")
         files = report.write(folder)
-    output.warn(report.warnings[len(question.warnings) :])
     if json_output:
         output.print_json(report.to_dict(files))
     else:
@@ -100,6 +99,8 @@ def print_report(report: Report, files: Mapping[str, str]) -> None:
     terminal.print_table(_waits_table(report.labelled))
     console.print()
     if not report.leave_one_out:
+        for name, why in report.refused.items():
+            console.print(f"{name} is not predicted: {why}")
         output.print_files(files)
         return
     switches = terminal.table("switch", "added in turn us", "removed from all four us")
