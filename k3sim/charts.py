@@ -26,19 +26,20 @@ def card(prediction: Prediction, stock: Prediction) -> dict[str, Any]:
 def waterfall(ladder: tuple[tuple[str, Prediction], ...], megakernel: Prediction | None) -> list[dict[str, Any]]:
     """From the stock path switch by switch to the fused one, and on to the megakernel where there is one."""
     first_label, before = ladder[0]
-    steps = [_bar(first_label, "total", before, None)]
+    steps = [bar(first_label, "total", before, None)]
     for label, prediction in ladder[1:]:
-        steps.append(_bar(label, "relative", prediction, before))
+        steps.append(bar(label, "relative", prediction, before))
         before = prediction
     if megakernel is None:
         return steps
-    steps.append(_bar("fused", "total", before, None))
-    steps.append(_bar("+ megakernel", "relative", megakernel, before))
-    steps.append(_bar("megakernel", "total", megakernel, None))
+    steps.append(bar("fused", "total", before, None))
+    steps.append(bar("+ megakernel", "relative", megakernel, before))
+    steps.append(bar("megakernel", "total", megakernel, None))
     return steps
 
 
-def _bar(label: str, kind: str, prediction: Prediction, before: Prediction | None) -> dict[str, Any]:
+def bar(label: str, kind: str, prediction: Prediction, before: Prediction | None) -> dict[str, Any]:
+    """One bar of a waterfall, with what it changes part by part."""
     words = {part.value: part.word for part in Part}
     deltas = difference_us(before, prediction) if before else {}
     return {

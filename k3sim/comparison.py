@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from k3sim.report import _bar, _card, check_writable, summary
+from k3sim.charts import bar, card
+from k3sim.report import check_writable, summary
 from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
 from k3sim.sim.export.whole_file import whole_folder, write_whole_file
 from k3sim.sim.machine_share import described_shares
@@ -86,11 +87,11 @@ class Comparison:
             "context": question.workload.context,
             "main_path": self.after.label,
             "compared_with": self.before.label,
-            "paths": {side.label: _card(side.prediction, before) for side in (self.before, self.after)},
+            "paths": {side.label: card(side.prediction, before) for side in (self.before, self.after)},
             "waterfall": [
-                _bar(self.before.label, "total", before, None),
-                _bar("difference", "relative", after, before),
-                _bar(self.after.label, "total", after, None),
+                bar(self.before.label, "total", before, None),
+                bar("difference", "relative", after, before),
+                bar(self.after.label, "total", after, None),
             ],
             "critical_path": [
                 {"stage": stage, "part": part.word, "us": duration_us}
