@@ -110,6 +110,7 @@ def _side(side: Side) -> dict[str, Any]:
         "label": side.label,
         "machine": question.machine.name,
         "layout": question.layout.tag,
+        "num_gpus": question.layout.num_gpus,
         "path": side.prediction.path.name,
         "switches": sorted(side.prediction.path.switches),
         "concurrency": question.workload.concurrency,

@@ -155,6 +155,7 @@ class Report:
             "model": question.architecture.name,
             "machine": question.machine.name,
             "layout": question.layout.tag,
+            "num_gpus": question.layout.num_gpus,
             "path": main.path.name,
             "switches": list(main.path.switch_names),
             "concurrency": question.workload.concurrency,

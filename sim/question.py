@@ -76,6 +76,8 @@ class Options:
     ignored_fields: tuple[str, ...] = _option(
         (), tuple, "Go on without a field of the config that is not known (repeatable).", word="ignore-field"
     )
+    memory: float | None = _option(None, float, "Memory of one GPU in GB; by default the machine profile's.")
+    ignore_memory: bool = _option(False, bool, "Go on, with a warning, where memory does not suffice.")
 
     def command(self, verb: str = "timeline") -> str:
         """The command line that asks the same question; ``read_command`` reads it back."""
@@ -139,6 +141,7 @@ class Question:
     pad_experts: bool | None = None  # None: as the path does it
     all_reduce: Form | None = None  # None: as libraries choose
     folded: bool = True
+    memory_warning: str = ""  # what does not fit, where that is ignored
     footprint_draw: int = 0  # which of the footprints that are not published; 0: the middle of each
 
     def expected(self) -> Question:
@@ -152,6 +155,8 @@ class Question:
         """What a reader must know before using the answer."""
         machine, tp = self.machine, self.layout.tp
         found = [*self.architecture.notes, *range_warnings(self.architecture, self.layout, self.workload)]
+        if self.memory_warning:
+            found.append(f"memory is ignored (--ignore-memory): {self.memory_warning}")
         if tp > machine.nvlink_domain_gpus:
             found.append(
                 f"{tp} ranks span more than the {machine.nvlink_domain_gpus} GPUs of one NVLink domain of "
@@ -167,7 +172,6 @@ def ask(options: Options) -> Question:
     """
     from k3sim.model.config_file import load_architecture
     from k3sim.model.layout import KV_DTYPE_BYTES, Layout, Workload, check_layout, check_workload
-    from k3sim.model.memory import check_fits
     from k3sim.model.paths import find_path
     from k3sim.model.paths.own import check_own
     from k3sim.sim.profile import load_machine
@@ -193,15 +197,7 @@ def ask(options: Options) -> Question:
     routing.distinct_experts(moe.num_experts, moe.top_k, -(-workload.concurrency // layout.dp))
     if not 0 <= options.seed <= MAX_SEED:
         raise UserError(f"seed is {options.seed}; accepted: 0 to {MAX_SEED}")
-    check_fits(
-        architecture,
-        path.layout(layout, workload, options.pad_experts),
-        hbm_capacity_bytes=machine.hbm_capacity_bytes,
-        machine_name=machine.name,
-        concurrency=workload.concurrency,
-        context=workload.context,
-        kv_dtype=workload.kv_dtype,
-    )
+    memory_warning = _misfit(options, architecture, path.layout(layout, workload, options.pad_experts), machine)
     all_reduce = _form(options, machine)
     skew = {None: Skew.EXPECTED, True: Skew.SAMPLED, False: Skew.OFF}[options.skew]
     return Question(
@@ -215,8 +211,33 @@ def ask(options: Options) -> Question:
         routing=routing,
         pad_experts=options.pad_experts,
         all_reduce=all_reduce,
+        memory_warning=memory_warning,
         folded=skew is not Skew.SAMPLED,
     )
+
+
+def _misfit(options: Options, architecture: Architecture, layout: Layout, machine: Machine) -> str:
+    """What does not fit, where that is to be ignored; nothing where all fits. Raises UserError otherwise."""
+    from k3sim.model.memory import check_fits
+
+    if options.memory is not None and not 1 <= options.memory <= 1e6:
+        raise UserError(f"memory is {options.memory:g} GB; accepted: 1 to 1000000 GB of one GPU")
+    stated = options.memory is not None
+    try:
+        check_fits(
+            architecture,
+            layout,
+            hbm_capacity_bytes=round(options.memory * 1e9) if stated else machine.hbm_capacity_bytes,  # type: ignore[operator]
+            machine_name="--memory" if stated else machine.name,
+            concurrency=options.concurrency,
+            context=options.context,
+            kv_dtype=options.kv_dtype,  # type: ignore[arg-type]
+        )
+    except UserError as error:
+        if not options.ignore_memory:
+            raise UserError(f"{error}; or --memory GB for another capacity, --ignore-memory to go on") from None
+        return str(error)
+    return ""
 
 
 def _form(options: Options, machine: Machine) -> Form | None:

@@ -118,6 +118,7 @@ def table_of(question: Question) -> dict[str, Any]:
         "kernels": path.kernel_set,
         "switches": list(path.switch_names),
         "layout": layout.tag,
+        "num_gpus": layout.num_gpus,
         "concurrency": workload.concurrency,
         "kinds": kinds,
     }
@@ -145,7 +146,8 @@ def print_path(document: Mapping[str, Any]) -> None:
     console = terminal.console()
     switches = ", ".join(document["switches"]) or "none"
     console.print(
-        f"{document['path']} with {document['kernels']} kernels, {document['layout']}, concurrency "
+        f"{document['path']} with {document['kernels']} kernels, {document['layout']} on "
+        f"{terminal.num_gpus(document['num_gpus'])}, concurrency "
         f"{document['concurrency']}; switches: {switches}",
         soft_wrap=True,
     )

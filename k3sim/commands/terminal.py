@@ -127,3 +127,7 @@ def _widened(block: dict[int, int], widest: dict[int, int], folded: frozenset[in
         found[column] += more
         left -= more
     return found
+
+
+def num_gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"

@@ -75,7 +75,7 @@ def print_report(report: Report, files: Mapping[str, str]) -> None:
     """Headline, waits by part, and what each switch is worth."""
     console, question = terminal.console(), report.question
     console.print(
-        f"{question.architecture.name} on {num_gpus(question.layout.num_gpus)} of {question.machine.title}, "
+        f"{question.architecture.name} on {terminal.num_gpus(question.layout.num_gpus)} of {question.machine.title}, "
         f"{question.layout.tag}, concurrency {question.workload.concurrency}, context {question.workload.context}"
     )
     console.print()
@@ -114,10 +114,6 @@ def print_report(report: Report, files: Mapping[str, str]) -> None:
         before = prediction
     terminal.print_table(switches)
     output.print_files(files)
-
-
-def num_gpus(count: int) -> str:
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
 def _waits_table(paths: Mapping[str, Prediction]) -> Table:
