@@ -36,6 +36,11 @@ COMPARED = (
     ComparedRange(family=KIMI_K3, layout="tp8ep1dcp1", concurrency=(1, 16), context=(384, 8704)),
     ComparedRange(family=KIMI_K3, layout="tp8ep8dcp1", concurrency=(1, 1), context=(1024, 1024)),
     ComparedRange(family=KIMI_K3, layout="tp8ep8dcp8", concurrency=(24, 48), context=(131072, 131072)),
+    ComparedRange(family=DEEPSEEK, layout="tp8ep1dcp1", concurrency=(1, 16), context=(1536, 8704)),
+    ComparedRange(family=DEEPSEEK, layout="tp8ep4dcp1", concurrency=(1, 1), context=(1900, 8492)),
+    ComparedRange(family=DEEPSEEK, layout="tp8ep8dcp1", concurrency=(1, 16), context=(1536, 8492)),
+    ComparedRange(family=DEEPSEEK, layout="tp4ep1dcp1", concurrency=(1, 16), context=(1536, 8704)),
+    ComparedRange(family=DEEPSEEK, layout="tp4ep4dcp1", concurrency=(1, 16), context=(1536, 1536)),
 )
 
 
