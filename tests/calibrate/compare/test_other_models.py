@@ -32,7 +32,7 @@ def test_every_gpu_and_precision_of_r1_is_there() -> None:
     assert found == {("h200", False), ("b200", False), ("b200", True), ("b300", False), ("b300", True)}
 
 
-def test_nvfp4_is_faster_than_fp8_on_the_same_gpus() -> None:
+def test_nvfp4_is_faster_than_fp8() -> None:
     fp8, nvfp4 = (
         predict(question_of(f"k3sim timeline --model deepseek-r1 --machine b300 --tp 8 --path stock{weights}")).step_us
         for weights in ("", " --weights experts=nvfp4 --weights shared=nvfp4 --weights dense=nvfp4")
