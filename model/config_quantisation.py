@@ -127,7 +127,7 @@ def _stored(at: tuple[str, ...], weights: Any) -> WeightFormat:
     name = {
         (4, "float", 32): "mxfp4", (4, "float", 16): "nvfp4", (8, "float", 32): "mxfp8", (4, "int", 32): "int4_g32",
         (4, "int", 128): "int4_g128",
-    }.get((bits, kind, group))  # fmt: skip
+    }.get((bits, kind, group or 0))  # fmt: skip
     if name is None and (bits, kind) == (8, "float"):
         blocks = strategy == "block" or block is not None
         if blocks and block not in ([128, 128], "128x128"):
