@@ -128,7 +128,9 @@ def _totals(steps: Sequence[TraceStep], key: Any) -> dict[str, list[float]]:
         for kernel in step.kernels:
             totals[key(kernel)] += kernel.duration_ps
         for word, total_ps in totals.items():
-            found.setdefault(word, [0.0] * len(steps))[number] = total_ps / PS_PER_US
+            if word not in found:
+                found[word] = [0.0] * len(steps)
+            found[word][number] = total_ps / PS_PER_US
     return found
 
 

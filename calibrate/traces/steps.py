@@ -74,7 +74,7 @@ def _steps(rank: TraceRank, how: str, parts: Sequence[Sequence[TraceKernel]]) ->
     keys = [hash(tuple(sorted(kernel.name for kernel in step.kernels))) for step in found]
     counted = Counter(keys)
     # The last of a cut has what comes behind it too; the most frequent list decides.
-    usual = max(counted, key=lambda key: (counted[key], -keys.index(key)))
+    usual = max(counted, key=lambda key: counted[key])  # the first of those that are as frequent
     return Steps(
         rank=rank.rank,
         how=how,
@@ -129,7 +129,11 @@ def _of_marks(rank: TraceRank, pattern: Pattern[str]) -> list[Sequence[TraceKern
     )
     launched, by_launch = [start for start, _ in calls], [index for _, index in calls]
     parts: list[Sequence[TraceKernel]] = []
+    free_ps = marks[0].start_ps if marks else 0
     for mark in marks:
+        if mark.start_ps < free_ps:  # nested in the step before, or beside it on another thread
+            continue
+        free_ps = mark.end_ps
         begin, end = bisect_left(launched, mark.start_ps), bisect_left(launched, mark.end_ps)
         if end > begin:
             part = [rank.kernels[index] for index in sorted(by_launch[begin:end])]

@@ -144,6 +144,21 @@ def test_a_named_kernel_or_range_begins_steps(save: Any) -> None:
             explain_trace(trace, **given)
 
 
+def test_nested_ranges_are_one_step(save: Any) -> None:
+    marks = [{**kernel("mine", 0, 100 - number), "cat": "user_annotation"} for number in range(3)]
+    path = save([*repeated(2), *marks])
+    steps = explain_trace(read_trace([path]), nvtx=re.compile("mine")).slowest.steps
+    assert len(steps.steps) + len(steps.others) == 1
+
+
+def test_as_many_steps_as_kernels_stay_cheap(save: Any) -> None:
+    path = save([kernel("k", 2.0 * number, 1.0, correlation=0) for number in range(20_000)])
+    explained = explain_trace(read_trace([path]))
+    assert document_of(explained)["ranks"][0]["steps"] == 20_000
+    different = save([kernel(f"k{number}", 2.0 * number, 1.0, correlation=0) for number in range(20_000)], "b.json")
+    assert explain_trace(read_trace([different]), step_kernel=re.compile("k")).slowest.steps.others
+
+
 def two_ranks(save: Any, shift: float) -> Trace:
     paths = []
     for rank in range(2):
