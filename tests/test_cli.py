@@ -135,7 +135,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(capsys: Capture, out: Path, op
         ("compare path=stock path=stock,with=fused-allreduce", ["has no switches"]),
         ("compare tp=8 machine=gb200,tp=8", ["gb200", "would fit"]),
         ("machines nope", ["unknown machine 'nope'"]),
-        ("machines a b", ["unexpected extra argument"]),
+        ("machines a b", ["a second name: only with 'k3sim machines new NAME"]),
         ("kernels check skiny_gemv", ["unknown operator 'skiny_gemv'", "did you mean skinny_gemv"]),
         ("kernels check --replays -1", ["replays: got -1"]),
         ("kernels check --seed -1", ["'--seed'", "-1"]),
