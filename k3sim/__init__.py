@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas
 
     from k3sim.report import Report
-    from k3sim.sim.question import Options
+    from k3sim.sim.options import Options
 
 __all__ = ["Options", "UserError", "__version__", "predict", "timeline"]
 
@@ -39,7 +39,7 @@ if not os.path.isdir(os.path.join(__path__[0], "sim")) and os.path.isdir(os.path
 def __getattr__(name: str) -> Any:
     """``Options`` once it is asked for: a command that is interrupted while it starts has nothing imported yet."""
     if name == "Options":
-        from k3sim.sim.question import Options
+        from k3sim.sim.options import Options
 
         return Options
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -51,7 +51,7 @@ def predict(**options: Any) -> Report:
     Raises UserError for what cannot be honoured, TypeError for an option that does not exist.
     """
     from k3sim.report import report_of
-    from k3sim.sim.question import Options
+    from k3sim.sim.options import Options
 
     return report_of(Options(**options))
 

@@ -13,9 +13,10 @@ from k3sim.report import check_writable, summary
 from k3sim.sim.export.document import SCHEMA_VERSION, dump_json
 from k3sim.sim.export.whole_file import whole_folder, write_whole_file
 from k3sim.sim.machine_share import described_shares
+from k3sim.sim.options import Options
 from k3sim.sim.predict import Prediction, difference_us, predict
 from k3sim.sim.progress import OnDone, ignore_progress
-from k3sim.sim.question import Options, ask
+from k3sim.sim.question import ask
 from k3sim.version import VERSION
 
 

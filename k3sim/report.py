@@ -21,9 +21,10 @@ from k3sim.sim.export.whole_file import whole_folder, write_whole_file
 from k3sim.sim.intervals import drawn_steps_us, gain_interval, interval_around
 from k3sim.sim.machine import describe
 from k3sim.sim.machine_share import described_shares
+from k3sim.sim.options import Options
 from k3sim.sim.predict import Answer, Prediction, difference_us, ladder, leave_one_out, on_path, predict, program_of
 from k3sim.sim.progress import OnDone, ignore_progress
-from k3sim.sim.question import Options, Question, ask
+from k3sim.sim.question import Question, ask
 from k3sim.sim.timeline.critical_path import Part
 from k3sim.sim.timeline.file import stage_rows
 from k3sim.version import VERSION

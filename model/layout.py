@@ -1,12 +1,17 @@
-"""How the model is spread over GPUs: matrices and state of one rank.
+"""How a model is spread over GPUs, and what is decoded on them.
 
-Tensor parallelism cuts heads, FFN widths and the vocabulary; router, latent projections and the MLA down
-projections are full copies unless a path shards them, so both forms are listed. Expert parallelism groups
-the ranks of one replica: each group of ``tp / ep`` ranks owns ``num_experts / ep`` experts and cuts them
-among itself.
+| Size | Ranks | What is cut or repeated |
+| --- | --- | --- |
+| ``tp`` | of a replica | the routed experts, with ``ep`` |
+| ``attn_dp`` | groups inside ``tp`` | requests with their caches; ``tp / attn_dp`` ranks cut heads and the rest |
+| ``dcp`` | inside an attention group | the tokens of the KV cache |
+| ``ep`` | groups inside ``tp`` | whole experts; ``tp / ep`` ranks cut one |
+| ``pp`` | stages | layers |
+| ``dp`` | replicas | all of it; they share the concurrency and nothing else |
 
-Source of the split: ``vllm/models/kimi_k3/nvidia`` of https://github.com/vllm-project/vllm; its tuned GEMM
-table (``low_latency_gemm.py``) lists the same local shapes at TP8 and TP16.
+So ``tp * pp * dp`` GPUs. These are SGLang's sizes (``--tp-size``, ``--attn-dp-size``, ``--ep-size``, ``--pp-size``,
+``--dp-size``). vLLM counts otherwise: its data-parallel ranks share the experts, and its tensor parallel size is that
+of one of them; ``engine_sizes`` translates.
 """
 
 from __future__ import annotations
@@ -23,38 +28,56 @@ KV_DTYPE_BYTES: dict[KvDtype, int] = {"fp8": 1, "bf16": 2}
 MAX_TP = 32
 MAX_DP = 1024
 MAX_CONCURRENCY = 4096
-
-BF16_BYTES = 2
-FP32_BYTES = 4
-_EXPERT_PAD = 128
-_IN_PROJ_PAD = 16
-_DTYPES = {"bf16": "bfloat16"}
+MAX_IMBALANCE = 64.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Parallel layout: ``tp`` ranks a replica, ``dp`` replicas, experts over ``ep`` groups, KV cache over
-    ``dcp``.
+    """Parallel layout; the sizes are those of the table above.
 
-    ``pad_experts`` rounds each expert slice up to a multiple of 128, as vLLM's TRT-LLM MXFP4 backend does:
-    nothing at TP8 (384), 192 to 256 at TP16.
+    ``dispatch``: tokens travel to the ranks of their experts and back (all-to-all); otherwise the attention groups
+    gather all tokens. ``expert_imbalance``: tokens and experts of the busiest rank over the mean, None for what the
+    routing gives. ``shard_all``: router and latent projections are divided too. ``pad_experts`` rounds each expert
+    slice up to a multiple of 128, as vLLM's TRT-LLM MXFP4 backend does: nothing at TP8 (384), 192 to 256 at TP16.
     """
 
     tp: int = 16
     ep: int = 1
     dp: int = 1
     dcp: int = 1
+    attn_dp: int = 1
+    pp: int = 1
+    dispatch: bool = False
+    expert_imbalance: float | None = None
+    shard_all: bool = False
     pad_experts: bool = False
 
     @property
+    def attention_tp(self) -> int:
+        """Ranks of an attention group."""
+        return self.tp // self.attn_dp
+
+    @property
     def num_gpus(self) -> int:
-        return self.tp * self.dp
+        return self.tp * self.pp * self.dp
+
+    @property
+    def num_groups(self) -> int:
+        """Attention groups of all replicas, which share the requests."""
+        return self.attn_dp * self.dp
+
+    def rows(self, concurrency: int) -> int:
+        """Requests of the fullest attention group."""
+        return -(-concurrency // self.num_groups)
 
     @property
     def tag(self) -> str:
-        """Short name such as ``tp16ep1dcp1``, or ``tp8dp2ep1dcp1`` with more than one replica."""
+        """Short name such as ``tp16ep1dcp1``, ``tp8dp2ep1dcp1``, or ``tp16attndp2ep16dcp8``."""
         dp = f"dp{self.dp}" if self.dp > 1 else ""
-        return f"tp{self.tp}{dp}ep{self.ep}dcp{self.dcp}"
+        attn_dp = f"attndp{self.attn_dp}" if self.attn_dp > 1 else ""
+        pp = f"pp{self.pp}" if self.pp > 1 else ""
+        others = ("dispatch" if self.dispatch else "") + ("sharded" if self.shard_all else "")
+        return f"tp{self.tp}{dp}{attn_dp}ep{self.ep}dcp{self.dcp}{pp}{others}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,43 +94,36 @@ class Workload:
         return KV_DTYPE_BYTES[self.kv_dtype]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Matrix:
-    """One weight matrix as a rank holds it: ``num_outputs x depth``, outputs = weights * input.
+def engine_sizes(flags: str, *, tp: int, dp: int, ep: int, attn_dp: int, dp_attention: bool) -> dict[str, int]:
+    """The sizes of a ``Layout`` from an engine's flags.
 
-    ``num_outputs`` includes padding, ``num_outputs_unpadded`` does not; depth padding (``moe.expert_w2``)
-    is in ``depth``. ``num_batches`` above one is a batched product, one head each: ``num_outputs`` is then
-    the sum over the batches and ``depth`` that of one. ``replicated`` means that every rank holds the same
-    full matrix. ``dtype`` is ``"bfloat16"`` or the name of another format; ``num_bytes`` includes the scales.
+    ``flags``: ``sglang``, whose sizes these are; or ``vllm``, where ``dp`` ranks of ``tp`` GPUs each share the experts
+    and ``ep`` is 1 or all of them (``--enable-expert-parallel``). ``dp_attention``: SGLang's older spelling, in which
+    ``dp`` counts attention groups inside ``tp`` (``--enable-dp-attention``).
+
+    Raises UserError for flags that exclude one another.
     """
-
-    name: str
-    num_outputs: int
-    num_outputs_unpadded: int
-    depth: int
-    num_bytes: int
-    replicated: bool
-    dtype: str
-    num_batches: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankShapes:
-    """Heads, experts and state of one rank. Byte sizes are of one layer; states are of one request."""
-
-    kda_heads: int
-    mla_heads: int
-    kda_state_bytes: int  # recurrent state, fp32, read and written each step
-    kda_conv_state_bytes: int  # past samples of q, k and v, bf16, read and written each step
-    kda_conv_weight_bytes: int  # fp32
-    kda_vector_bytes: int  # decay bias, per-head decay and output norm, fp32
-    experts_owned: int
-    expert_ranks: int  # ranks that share one expert
+    if flags == "vllm":
+        if attn_dp > 1 or dp_attention:
+            raise UserError("attn-dp and dp-attention are SGLang's; vLLM's data parallel ranks are given by --dp")
+        if ep not in (1, tp * dp):
+            raise UserError(
+                f"ep={ep}: in vLLM expert parallel spans all tp x dp = {tp * dp} GPUs; accepted: 1 or {tp * dp}"
+            )
+        return {"tp": tp * dp, "dp": 1, "ep": ep, "attn_dp": dp}
+    if not dp_attention:
+        return {"tp": tp, "dp": dp, "ep": ep, "attn_dp": attn_dp}
+    if attn_dp > 1:
+        raise UserError(f"dp-attention makes attention groups of dp={dp}, and attn-dp={attn_dp} does so too; give one")
+    return {"tp": tp, "dp": 1, "ep": ep, "attn_dp": dp}
 
 
-def accepted_tp(arch: Architecture) -> tuple[int, ...]:
-    """Tensor-parallel sizes that fit the model: powers of two up to 32 that divide every cut width."""
-    widths = _cut_widths(arch).values()
+def accepted_tp(arch: Architecture, *, whole_experts: bool = False) -> tuple[int, ...]:
+    """Sizes of an attention group that fit the model: powers of two up to 32 that divide every cut width.
+
+    ``whole_experts``: no expert is cut over its ranks.
+    """
+    widths = _cut_widths(arch, whole_experts=whole_experts).values()
     return tuple(tp for tp in _divisors(MAX_TP) if all(width % tp == 0 for width in widths))
 
 
@@ -115,32 +131,77 @@ def check_layout(arch: Architecture, layout: Layout) -> None:
     """Refuse a layout that does not divide the model.
 
     Raises:
-        UserError: tp is not a power of two up to 32 that divides heads, vocabulary and FFN widths; ep does
-            not divide tp (experts shared across data-parallel replicas are not modelled); dcp does not
-            divide tp; dp is not at least 1.
+        UserError: a size is no whole number of at least 1; attn_dp does not divide tp; the ranks of an attention group
+            are not a power of two up to 32 that divides heads, vocabulary and FFN widths; ep does not divide tp and the
+            experts, or leaves ranks that do not divide an expert; dcp does not divide the attention group; there are
+            more stages than layers; tokens are dispatched to ranks that do not hold whole experts.
     """
-    for name, value in (("tp", layout.tp), ("ep", layout.ep), ("dp", layout.dp), ("dcp", layout.dcp)):
+    for name in ("tp", "ep", "dp", "dcp", "attn_dp", "pp"):
+        value = getattr(layout, name)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise UserError(f"{name}={value!r} is not an integer; give a whole number of at least 1")
-    accepted = accepted_tp(arch)
-    if layout.tp not in accepted:
+            raise UserError(f"{name.replace('_', '-')}={value!r} is not an integer; give a whole number of at least 1")
+    _check_groups(arch, layout)
+    _check_experts(arch, layout)
+    if layout.dcp not in _divisors(layout.attention_tp):
         raise UserError(
-            f"tp={layout.tp} on {arch.name}: {_why_not_tp(arch, layout.tp)}; "
-            f"accepted: {', '.join(map(str, accepted))}"
-        )
-    if layout.ep not in _divisors(layout.tp):
-        raise UserError(
-            f"ep={layout.ep} at tp={layout.tp}: experts lie on the ranks of one replica (sharing them across "
-            f"data-parallel replicas is not modelled), so ep divides tp; accepted: "
-            f"{', '.join(map(str, _divisors(layout.tp)))}"
-        )
-    if layout.dcp not in _divisors(layout.tp):
-        raise UserError(
-            f"dcp={layout.dcp} at tp={layout.tp}: the KV cache is cut over one replica's ranks; accepted: "
-            f"{', '.join(map(str, _divisors(layout.tp)))}"
+            f"dcp={layout.dcp} at {_group_words(layout)}: the KV cache is cut over the ranks of one attention group; "
+            f"accepted: {', '.join(map(str, _divisors(layout.attention_tp)))}"
         )
     if not 1 <= layout.dp <= MAX_DP:
         raise UserError(f"dp={layout.dp} replicas; 1 to {MAX_DP} are accepted")
+    if not 1 <= layout.pp <= arch.num_layers:
+        raise UserError(f"pp={layout.pp} stages of {arch.num_layers} layers; 1 to {arch.num_layers} are accepted")
+
+
+def _group_words(layout: Layout) -> str:
+    return f"tp={layout.tp}" + (f" in {layout.attn_dp} attention groups" if layout.attn_dp > 1 else "")
+
+
+def _check_groups(arch: Architecture, layout: Layout) -> None:
+    tp, attn_dp = layout.tp, layout.attn_dp
+    if not 1 <= attn_dp <= MAX_DP or (attn_dp > 1 and (tp < attn_dp or tp % attn_dp)):
+        raise UserError(f"attn-dp={attn_dp} at tp={tp}: attention groups lie inside tp; accepted: a divisor of tp")
+    whole = attn_dp > 1 or layout.ep == tp
+    accepted = accepted_tp(arch, whole_experts=whole)
+    if attn_dp == 1 and tp not in accepted:
+        raise UserError(
+            f"tp={tp} on {arch.name}: {_why_not_tp(arch, tp, whole_experts=whole)}; accepted: "
+            f"{', '.join(map(str, accepted))}"
+        )
+    if layout.attention_tp not in accepted:
+        raise UserError(
+            f"tp={tp} in {attn_dp} attention groups of {layout.attention_tp} on {arch.name}: "
+            f"{_why_not_tp(arch, layout.attention_tp, whole_experts=True)}; accepted: groups of "
+            f"{', '.join(map(str, accepted))}"
+        )
+    if tp > MAX_DP:
+        raise UserError(f"tp={tp} ranks of a replica; 1 to {MAX_DP} are accepted")
+
+
+def _check_experts(arch: Architecture, layout: Layout) -> None:
+    tp, ep = layout.tp, layout.ep
+    groups = _scale_groups(arch)
+    fitting = [
+        one for one in range(1, tp + 1)
+        if tp % one == 0 and arch.moe.num_experts % one == 0 and groups % (tp // one) == 0
+    ]  # fmt: skip
+    if ep not in fitting:
+        raise UserError(
+            f"ep={ep} at tp={tp}: experts lie on the ranks of one replica, so ep divides tp and the "
+            f"{arch.moe.num_experts} experts, and tp / ep the {groups} scale groups of one; accepted: "
+            f"{', '.join(map(str, fitting)) or 'none at this tp'}"
+        )
+    if layout.dispatch and (ep != tp or layout.attn_dp == 1):
+        raise UserError(
+            f"expert-exchange dispatch at {_group_words(layout)}, ep={ep}: tokens are sent to ranks that hold whole "
+            "experts, from attention groups that each have their own; accepted: ep equal to tp, and attn-dp above 1"
+        )
+    imbalance = layout.expert_imbalance
+    if imbalance is not None:
+        if ep == 1:
+            raise UserError("expert-imbalance is of whole experts on ranks; it needs ep above 1")
+        if not 1.0 <= imbalance <= MAX_IMBALANCE:
+            raise UserError(f"expert-imbalance is {imbalance:g}; accepted: 1 to {MAX_IMBALANCE:g}, busiest over mean")
 
 
 def check_workload(arch: Architecture, workload: Workload) -> None:
@@ -163,157 +224,25 @@ def check_workload(arch: Architecture, workload: Workload) -> None:
         raise UserError(f"kv_dtype={workload.kv_dtype!r}; {' or '.join(get_args(KvDtype))} is accepted")
 
 
-def expert_slice(arch: Architecture, layout: Layout) -> int:
-    """Intermediate width of one expert on one rank, padding included."""
-    width = arch.moe.expert_intermediate // (layout.tp // layout.ep)
-    return _round_up(width, _EXPERT_PAD) if layout.pad_experts else width
+def stage_layers(num_layers: int, num_stages: int) -> tuple[range, ...]:
+    """Layers of each pipeline stage: as equal as can be, the longer ones in the middle, as vLLM divides them."""
+    each, left = divmod(num_layers, num_stages)
+    sizes = [each] * num_stages
+    # vLLM ``get_pp_indices``: the last stage has the head, so what is left goes to those before it, from the back.
+    for position in range(left):
+        sizes[num_stages - 2 - position] += 1
+    bounds = [sum(sizes[:position]) for position in range(num_stages + 1)]
+    return tuple(range(bounds[stage], bounds[stage + 1]) for stage in range(num_stages))
 
 
-def rank_matrices(arch: Architecture, layout: Layout) -> dict[str, Matrix]:
-    """Weight matrices of one rank, one layer each. Experts are given as ONE expert's slice.
-
-    ``_shard`` names are the column-sharded form of a matrix that the plain path replicates.
-
-    Raises:
-        UserError: the layout does not divide the model (see ``check_layout``).
-    """
-    check_layout(arch, layout)
-    hidden, tp = arch.hidden_size, layout.tp
-    matrices = [
-        *_kda_matrices(arch, tp),
-        *_mla_matrices(arch, tp),
-        *_moe_matrices(arch, layout),
-        _matrix(arch, "dense.gate_up", 2 * arch.dense_intermediate // tp, hidden),
-        _matrix(arch, "dense.down", hidden, arch.dense_intermediate // tp),
-        _matrix(arch, "lm_head", arch.vocab_size // tp, hidden),
-        _matrix(arch, "embedding", arch.vocab_size // tp, hidden),
-    ]
-    return {matrix.name: matrix for matrix in matrices if matrix.num_outputs and matrix.depth}
-
-
-def _kda_matrices(arch: Architecture, tp: int) -> list[Matrix]:
-    kda, hidden = arch.kda, arch.hidden_size
-    if not kda.num_heads:
-        return []
-    gate_rows = 0 if kda.gate_rank else kda.value_width // tp
-    in_proj_rows = (2 * kda.key_width + kda.value_width) // tp + gate_rows + kda.decay_rank + kda.num_heads // tp
-    return [
-        # q, k, v, output gate, decay down-projection (a full copy) and beta, packed into one product.
-        _matrix(arch, "kda.in_proj", in_proj_rows, hidden, pad=1 if kda.gate_rank else _IN_PROJ_PAD),
-        _matrix(arch, "kda.g_a", kda.gate_rank, hidden, replicated=True),
-        _matrix(arch, "kda.g_b", kda.value_width // tp if kda.gate_rank else 0, kda.gate_rank),
-        _matrix(arch, "kda.f_b", kda.key_width // tp, kda.decay_rank),
-        _matrix(arch, "kda.o_proj", hidden, kda.value_width // tp),
-    ]
-
-
-def _mla_matrices(arch: Architecture, tp: int) -> list[Matrix]:
-    mla, hidden = arch.mla, arch.hidden_size
-    heads = mla.num_heads // tp
-    query = (
-        [
-            _matrix(arch, "mla.qkv_a", mla.q_lora_rank + mla.cache_width, hidden, replicated=True),
-            _matrix(arch, "mla.q_b", heads * mla.qk_head_dim, mla.q_lora_rank),
-        ]
-        if mla.q_lora_rank
-        else [
-            _matrix(arch, "mla.q", heads * mla.qk_head_dim, hidden),
-            _matrix(arch, "mla.kv_a", mla.cache_width, hidden, replicated=True),
-        ]
-    )
-    return [
-        *query,
-        _matrix(arch, "mla.gate", mla.value_width // tp if mla.has_gate else 0, hidden),
-        # Folded at load, and bf16 whatever the file has.
-        _matrix(arch, "mla.w_uk", heads * mla.kv_lora_rank, mla.qk_nope_head_dim, num_batches=heads),
-        _matrix(arch, "mla.w_uv", heads * mla.v_head_dim, mla.kv_lora_rank, num_batches=heads),
-        _matrix(arch, "mla.o_proj", hidden, mla.value_width // tp),
-        # Of the indexer every rank has all heads.
-        _matrix(arch, "mla.index_q", mla.index_heads * mla.index_dim, mla.q_lora_rank or hidden, replicated=True),
-        _matrix(arch, "mla.index_k", mla.index_heads + mla.index_dim, hidden, replicated=True),
-    ]
-
-
-def _moe_matrices(arch: Architecture, layout: Layout) -> list[Matrix]:
-    moe, hidden, tp = arch.moe, arch.hidden_size, layout.tp
-    if not moe.num_experts:
-        return []
-    width, depth = expert_slice(arch, layout), arch.expert_depth
-    unpadded = moe.expert_intermediate // (tp // layout.ep)
-    return [
-        _matrix(arch, "moe.router", moe.num_experts, hidden, replicated=True),
-        _matrix(arch, "moe.router_shard", moe.num_experts // tp, hidden),
-        _matrix(arch, "moe.latent_down", moe.latent_size, hidden, replicated=True),
-        _matrix(arch, "moe.latent_down_shard", moe.latent_size // tp, hidden),
-        _matrix(arch, "moe.expert_w13", 2 * width, depth, unpadded=2 * unpadded),
-        _matrix(arch, "moe.expert_w2", depth, width),
-        _matrix(arch, "moe.shared_gate_up", 2 * moe.shared_intermediate // tp, hidden),
-        _matrix(arch, "moe.shared_down", hidden, moe.shared_intermediate // tp),
-        _matrix(arch, "moe.latent_up", hidden, moe.latent_size, replicated=True),
-        _matrix(arch, "moe.latent_up_shard", hidden // tp, moe.latent_size),
-    ]
-
-
-def rank_shapes(arch: Architecture, layout: Layout) -> RankShapes:
-    """Heads, experts and state sizes of one rank.
-
-    Raises:
-        UserError: the layout does not divide the model (see ``check_layout``).
-    """
-    check_layout(arch, layout)
-    kda, tp = arch.kda, layout.tp
-    kda_heads = kda.num_heads // tp
-    conv_channels = kda.conv_channels // tp
-    return RankShapes(
-        kda_heads=kda_heads,
-        mla_heads=arch.mla.num_heads // tp,
-        kda_state_bytes=kda_heads * kda.head_dim_k * kda.head_dim_v * arch.state_bytes_per_value,
-        kda_conv_state_bytes=(kda.conv_width - 1) * conv_channels * BF16_BYTES,
-        kda_conv_weight_bytes=kda.conv_width * conv_channels * FP32_BYTES,
-        kda_vector_bytes=(kda.key_width // tp + kda_heads + kda.head_dim_v) * FP32_BYTES,
-        experts_owned=arch.moe.num_experts // layout.ep,
-        expert_ranks=tp // layout.ep,
-    )
-
-
-def kv_bytes_per_token(arch: Architecture, kv_dtype: KvDtype) -> int:
-    """Bytes of one token in one MLA layer's cache: latent and extra key, the same row on every TP rank.
-
-    Decode context parallelism divides the tokens, not the row.
-    """
-    return arch.mla.cache_width * KV_DTYPE_BYTES[kv_dtype]
-
-
-def _matrix(
-    arch: Architecture,
-    name: str,
-    rows: int,
-    depth: int,
-    *,
-    pad: int = 1,
-    unpadded: int | None = None,
-    replicated: bool = False,
-    num_batches: int = 1,
-) -> Matrix:
-    """A matrix in its format; one of size zero is left out by the caller."""
-    padded = _round_up(rows, pad)
-    stored = arch.weight_format(name)
-    return Matrix(
-        name=name,
-        num_outputs=padded,
-        num_outputs_unpadded=rows if unpadded is None else unpadded,
-        depth=depth,
-        num_bytes=stored.matrix_bytes(padded, depth),
-        replicated=replicated,
-        dtype=_DTYPES.get(stored.name, stored.name),
-        num_batches=num_batches,
-    )
-
-
-def _cut_widths(arch: Architecture) -> dict[str, int]:
-    """Everything that tensor parallelism divides, by the name that an error shows."""
+def _scale_groups(arch: Architecture) -> int:
+    """Groups of the expert's width that share a scale, which no cut may divide."""
     stored = arch.weight_format("moe.expert_w2")
-    scale_group = stored.group or max(1, stored.block[1])
+    return arch.moe.expert_intermediate // (stored.group or max(1, stored.block[1]))
+
+
+def _cut_widths(arch: Architecture, *, whole_experts: bool) -> dict[str, int]:
+    """Everything that tensor parallelism divides, by the name that an error shows."""
     return {
         "KDA heads": arch.kda.num_heads,
         "attention heads": arch.mla.num_heads,
@@ -323,21 +252,17 @@ def _cut_widths(arch: Architecture) -> dict[str, int]:
         "experts (router rows)": arch.moe.num_experts,
         "dense intermediate": arch.dense_intermediate,
         "shared-expert intermediate": arch.moe.shared_intermediate,
-        "scale groups of the expert intermediate": arch.moe.expert_intermediate // scale_group,
+        **({} if whole_experts else {"scale groups of the expert intermediate": _scale_groups(arch)}),
     }
 
 
-def _why_not_tp(arch: Architecture, tp: int) -> str:
+def _why_not_tp(arch: Architecture, tp: int, *, whole_experts: bool) -> str:
     if not 1 <= tp <= MAX_TP or tp & (tp - 1):
         return f"not a power of two from 1 to {MAX_TP}"
-    blocked = [f"{width} {name}" for name, width in _cut_widths(arch).items() if width % tp]
-    return "it does not divide " + ", ".join(blocked)
+    widths = _cut_widths(arch, whole_experts=whole_experts)
+    return "it does not divide " + ", ".join(f"{width} {name}" for name, width in widths.items() if width % tp)
 
 
 def _divisors(tp: int) -> list[int]:
     """Divisors of a power of two."""
     return [2**power for power in range(tp.bit_length())]
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

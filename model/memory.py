@@ -1,25 +1,21 @@
-"""Memory of one GPU: what decoding holds for its whole time, and whether it fits.
+"""Memory of one GPU: what decoding holds for its whole time, whether it fits, and how much more would.
 
-Weights follow from the rank's matrices (``model/layout.py``); activations and workspace are an upper estimate.
+Weights follow from the rank's matrices (``model/matrices.py``); activations and workspace are an upper estimate. With
+pipeline stages it is the fullest stage that counts.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from k3sim.errors import UserError
 from k3sim.model.architecture import Architecture
-from k3sim.model.layout import (
+from k3sim.model.layout import MAX_TP, KvDtype, Layout, Workload, accepted_tp, check_workload, stage_layers
+from k3sim.model.matrices import (
     BF16_BYTES,
     FP32_BYTES,
-    MAX_TP,
-    KvDtype,
-    Layout,
+    Matrix,
     RankShapes,
-    Workload,
-    accepted_tp,
-    check_workload,
     expert_slice,
     kv_bytes_per_token,
     rank_matrices,
@@ -45,35 +41,62 @@ class ResidentMemory:
         return self.weights + self.kv_cache + self.kda_state + self.activations_and_workspace
 
 
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What a GPU holds, and what would fit: users with the context of the question, and cached tokens in all for
+    those that it has (None where no layer caches tokens)."""
+
+    resident: ResidentMemory
+    capacity: int
+    users: int
+    tokens: int | None
+
+
 def resident_bytes(
-    arch: Architecture,
-    layout: Layout,
-    *,
-    concurrency: int,
-    context: int,
-    kv_dtype: KvDtype,
-    sharded_latent: bool = False,
+    arch: Architecture, layout: Layout, *, concurrency: int, context: int, kv_dtype: KvDtype
 ) -> ResidentMemory:
     """Memory of the fullest GPU: weights, KV cache, KDA state, and an estimate of the rest.
 
-    ``sharded_latent`` holds the latent projections in their column-sharded form instead of as full copies.
-    The vision tower is left out (a decode rank does not run it). ``activations_and_workspace`` is one row a
-    request of attention-residual buffers, the widest products, expert partial rows and gathered fp32
-    logits, plus ``RUNTIME_RESERVE_BYTES``, which is an assumption.
+    The vision tower is left out (a decode rank does not run it). ``activations_and_workspace`` is one row a request
+    of attention-residual buffers, the widest products, expert partial rows and gathered fp32 logits, plus
+    ``RUNTIME_RESERVE_BYTES``, which is an assumption.
 
     Raises:
         UserError: the layout does not divide the model, or the workload is outside its limits.
     """
     check_workload(arch, Workload(concurrency=concurrency, context=context, kv_dtype=kv_dtype))
-    shapes = rank_shapes(arch, layout)
-    num_requests = math.ceil(concurrency / layout.dp)
-    cache_bytes = math.ceil(context / layout.dcp) * kv_bytes_per_token(arch, kv_dtype)
-    state_bytes = shapes.kda_state_bytes + shapes.kda_conv_state_bytes
-    return ResidentMemory(
-        weights=_weight_bytes(arch, layout, shapes, sharded_latent),
-        kv_cache=num_requests * len(arch.mla_layers) * cache_bytes,
-        kda_state=num_requests * len(arch.kda_layers) * state_bytes,
-        activations_and_workspace=num_requests * _row_bytes(arch, layout) + RUNTIME_RESERVE_BYTES,
+    stages = _stages(arch, layout, concurrency=concurrency, context=context, kv_dtype=kv_dtype)
+    return max(stages, key=lambda stage: stage.total)
+
+
+def room(
+    arch: Architecture, layout: Layout, *, concurrency: int, context: int, kv_dtype: KvDtype, capacity: int
+) -> Room:
+    """What fits into ``capacity`` bytes a GPU, over all replicas and attention groups.
+
+    Raises UserError as ``resident_bytes``.
+    """
+
+    def stages(users: int) -> list[ResidentMemory]:
+        return _stages(arch, layout, concurrency=users, context=context, kv_dtype=kv_dtype)
+
+    # One user more in every group adds as much each time.
+    one, two = stages(1), stages(1 + layout.num_groups)
+    users = min(
+        1 + (capacity - first.total) // (second.total - first.total) if first.total <= capacity else 0
+        for first, second in zip(one, two, strict=True)
+    )
+    tokens = []
+    for position, stage in enumerate(stages(concurrency)):
+        cached = sum(1 for layer in stage_layers(arch.num_layers, layout.pp)[position] if layer in arch.mla_layers)
+        if cached:
+            free = capacity - stage.total + stage.kv_cache
+            tokens.append(max(0, free) // (cached * kv_bytes_per_token(arch, kv_dtype)) * layout.dcp)
+    return Room(
+        resident=max(stages(concurrency), key=lambda stage: stage.total),
+        capacity=capacity,
+        users=users * layout.num_groups,
+        tokens=min(tokens) * layout.num_groups if tokens else None,
     )
 
 
@@ -86,43 +109,61 @@ def check_fits(
     concurrency: int,
     context: int,
     kv_dtype: KvDtype,
-    sharded_latent: bool = False,
 ) -> None:
     """Refuse what does not fit into a GPU's memory.
 
     Raises:
-        UserError: by how many GB it does not fit, and which tensor-parallel sizes would.
+        UserError: by how many GB it does not fit, and which tensor-parallel sizes or other choices would.
     """
 
-    def needed(candidate: Layout) -> int:
-        return resident_bytes(
-            arch,
-            candidate,
-            concurrency=concurrency,
-            context=context,
-            kv_dtype=kv_dtype,
-            sharded_latent=sharded_latent,
-        ).total
+    def needed(candidate: Layout) -> ResidentMemory:
+        return resident_bytes(arch, candidate, concurrency=concurrency, context=context, kv_dtype=kv_dtype)
 
-    total = needed(layout)
-    if total <= hbm_capacity_bytes:
+    def fits(candidate: Layout) -> bool:
+        return needed(candidate).total <= hbm_capacity_bytes
+
+    resident = needed(layout)
+    if resident.total <= hbm_capacity_bytes:
         return
-    others = [_with_tp(layout, tp) for tp in accepted_tp(arch) if tp > layout.tp]
-    fitting = [f"tp={other.tp}" for other in others if needed(other) <= hbm_capacity_bytes]
+    others = [_with_attention_tp(layout, tp) for tp in accepted_tp(arch) if tp > layout.attention_tp]
+    fitting = [f"tp={other.tp}" for other in others if fits(other)]
+    if not layout.shard_all and arch.moe.num_experts and fits(replace(layout, shard_all=True)):
+        fitting.append("shard-all")
     advice = (
         f"{' or '.join(fitting)} would fit"
         if fitting
         else f"no tp up to {MAX_TP} fits: lower concurrency or context, or raise dcp or dp"
     )
     raise UserError(
-        f"{layout.tag} needs {total / 1e9:.1f} GB a GPU, {(total - hbm_capacity_bytes) / 1e9:.1f} GB more "
-        f"than the {hbm_capacity_bytes / 1e9:.1f} GB of {machine_name} (concurrency {concurrency}, "
-        f"context {context}, {kv_dtype} KV cache); {advice}"
+        f"{layout.tag} needs {resident.total / 1e9:.1f} GB a GPU, {(resident.total - hbm_capacity_bytes) / 1e9:.1f} GB "
+        f"more than the {hbm_capacity_bytes / 1e9:.1f} GB of {machine_name} (weights {resident.weights / 1e9:.1f} GB, "
+        f"concurrency {concurrency}, context {context}, {kv_dtype} KV cache); {advice}"
     )
 
 
-def _weight_bytes(arch: Architecture, layout: Layout, shapes: RankShapes, sharded_latent: bool) -> int:
-    matrices = rank_matrices(arch, layout)
+def _stages(
+    arch: Architecture, layout: Layout, *, concurrency: int, context: int, kv_dtype: KvDtype
+) -> list[ResidentMemory]:
+    """Memory of a GPU of each pipeline stage."""
+    matrices, shapes = rank_matrices(arch, layout), rank_shapes(arch, layout)
+    num_requests = layout.rows(concurrency)
+    cache_bytes = -(-context // layout.dcp) * kv_bytes_per_token(arch, kv_dtype)
+    state_bytes = shapes.kda_state_bytes + shapes.kda_conv_state_bytes
+    kda_layers, mla_layers = frozenset(arch.kda_layers), frozenset(arch.mla_layers)
+    return [
+        ResidentMemory(
+            weights=_weight_bytes(arch, layout, matrices, shapes, layers),
+            kv_cache=num_requests * len(mla_layers.intersection(layers)) * cache_bytes,
+            kda_state=num_requests * len(kda_layers.intersection(layers)) * state_bytes,
+            activations_and_workspace=num_requests * _row_bytes(arch, layout) + RUNTIME_RESERVE_BYTES,
+        )
+        for layers in stage_layers(arch.num_layers, layout.pp)
+    ]
+
+
+def _weight_bytes(
+    arch: Architecture, layout: Layout, matrices: dict[str, Matrix], shapes: RankShapes, layers: range
+) -> int:
     hidden, moe = arch.hidden_size, arch.moe
 
     def sizes(*names: str) -> int:
@@ -132,36 +173,39 @@ def _weight_bytes(arch: Architecture, layout: Layout, shapes: RankShapes, sharde
     kda += shapes.kda_conv_weight_bytes + shapes.kda_vector_bytes
     mla = sum(one.num_bytes for name, one in matrices.items() if name.startswith("mla."))
     mla += (arch.mla.q_lora_rank + arch.mla.kv_lora_rank) * BF16_BYTES
-    latent = (
-        ("moe.latent_down_shard", "moe.latent_up_shard")
-        if sharded_latent
-        else ("moe.latent_down", "moe.latent_up")
-    )
-    moe_layer = sizes("moe.router", *latent, "moe.shared_gate_up", "moe.shared_down")
+    shared = "_shard" if layout.shard_all else ""
+    moe_layer = sizes(*(f"moe.{name}{shared}" for name in ("router", "latent_down", "latent_up")))
+    moe_layer += sizes("moe.shared_gate_up", "moe.shared_down")
     moe_layer += shapes.experts_owned * sizes("moe.expert_w13", "moe.expert_w2")
     moe_layer += moe.num_experts * FP32_BYTES + moe.latent_size * BF16_BYTES
+    num_mla = len(frozenset(arch.mla_layers).intersection(layers))
+    num_dense = sum(1 for layer in layers if arch.ffn(layer) == "dense")
     # A layer has two norms and two attention residuals (norm, query); one of each follows the last layer.
-    residual = (6 * arch.num_layers + 3) * hidden * BF16_BYTES
+    residual = (6 * len(layers) + (3 if layers.stop == arch.num_layers else 0)) * hidden * BF16_BYTES
     return (
-        len(arch.kda_layers) * kda
-        + len(arch.mla_layers) * mla
-        + arch.num_dense_layers * sizes("dense.gate_up", "dense.down")
-        + arch.num_moe_layers * moe_layer
+        (len(layers) - num_mla) * kda
+        + num_mla * mla
+        + num_dense * sizes("dense.gate_up", "dense.down")
+        + (len(layers) - num_dense) * moe_layer
         + residual
-        + sizes("embedding", "lm_head")
+        + (sizes("embedding") if layers.start == 0 else 0)
+        + (sizes("lm_head") if layers.stop == arch.num_layers else 0)
     )
 
 
 def _row_bytes(arch: Architecture, layout: Layout) -> int:
     """Activations that live at once for one request: an upper estimate, every buffer held separately."""
-    moe = arch.moe
+    moe, tp = arch.moe, layout.attention_tp
     snapshots = arch.attn_res_sources(arch.num_layers, "mixer") * arch.hidden_size
-    sublayer = 4 * arch.hidden_size + 2 * (2 * arch.kda.key_width + 2 * arch.kda.value_width) // layout.tp
-    experts = moe.top_k * (arch.expert_depth + 2 * expert_slice(arch, layout)) + 2 * moe.latent_size
-    logits_bytes = arch.vocab_size * FP32_BYTES + arch.vocab_size // layout.tp * BF16_BYTES
+    sublayer = 4 * arch.hidden_size + 2 * (2 * arch.kda.key_width + 2 * arch.kda.value_width) // tp
+    # Of all groups' tokens where they are gathered or dispatched.
+    tokens = layout.attn_dp
+    experts = tokens * moe.top_k * (arch.expert_depth + 2 * expert_slice(arch, layout)) + 2 * moe.latent_size
+    logits_bytes = arch.vocab_size * FP32_BYTES + arch.vocab_size // tp * BF16_BYTES
     return (snapshots + sublayer + experts) * BF16_BYTES + logits_bytes
 
 
-def _with_tp(layout: Layout, tp: int) -> Layout:
-    """The same layout with other tp; experts that were spread over all ranks stay so."""
-    return replace(layout, tp=tp, ep=tp if layout.ep == layout.tp > 1 else layout.ep)
+def _with_attention_tp(layout: Layout, tp: int) -> Layout:
+    """The same layout with attention groups of ``tp``; experts that were spread over all ranks stay so."""
+    whole = layout.ep == layout.tp > 1
+    return replace(layout, tp=tp * layout.attn_dp, ep=tp * layout.attn_dp if whole else layout.ep)

@@ -6,15 +6,17 @@ Every rank runs the same program, so one list serves all of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from k3sim.errors import UserError
 from k3sim.model.architecture import Architecture
 from k3sim.model.collectives import FORMS, Collectives
-from k3sim.model.layout import Layout, Matrix, Workload, expert_slice, rank_matrices, rank_shapes
+from k3sim.model.layout import Layout, Workload, stage_layers
+from k3sim.model.matrices import Matrix, expert_slice, rank_matrices, rank_shapes, shared_slice
 from k3sim.model.routing import UNIFORM, Routing
-from k3sim.model.step import FEATURES, HEAD, PLAIN, START, Path, Row
+from k3sim.model.step import FEATURES, HEAD, PLAIN, STAGE_END, START, Path, Row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,7 @@ class Call:
     transport: str  # how peers get the data: "push", "pull", or the form of an all-reduce
     group_size: int  # ranks of its exchange
     receives: tuple[int, ...]  # calls whose exchange it polls; itself when it sends and then receives
+    group_stride: int = 1  # between one rank of the group and the next
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +75,18 @@ def dimensions(
     routing: Routing,
     collectives: Collectives = COLLECTIVES,
 ) -> dict[str, int]:
-    """Every number a path row may name, for one rank of one data-parallel replica."""
-    rows = -(-workload.concurrency // layout.dp)
+    """Every number a path row may name, for one rank of one attention group.
+
+    ``rows`` are the group's. ``front_rows`` are those whose router, latent projections and shared experts the rank
+    computes, ``moe_rows`` those of which it knows the chosen experts, and ``expert_rows`` as many as have all their
+    ``top_k`` experts on it: the tokens of its experts.
+    """
+    rows = layout.rows(workload.concurrency)
+    front_rows = -(-rows // layout.attention_tp) if layout.dispatch else rows
     shapes = rank_shapes(architecture, layout)
     moe = architecture.moe
-    if not moe.num_experts:
-        distinct = 0.0
-    elif layout.ep > 1:
-        distinct = routing.busiest_rank_experts(moe.num_experts, moe.top_k, rows, layout.ep)
-    else:
-        distinct = routing.distinct_experts(moe.num_experts, moe.top_k, rows)
+    load = rank_load(architecture, layout, rows * layout.attn_dp, routing)
+    tp = layout.attention_tp
     mla = architecture.mla
     attended = min(workload.context, mla.index_top_k) if mla.index_heads else workload.context
     kv_row_bytes = (architecture.mla.kv_lora_rank + architecture.mla.qk_rope_head_dim) * workload.kv_element_bytes
@@ -91,8 +96,15 @@ def dimensions(
         "hidden": architecture.hidden_size,
         "latent": moe.latent_size,
         "vocab": architecture.vocab_size,
-        "ranks": layout.tp,
-        "all_reduce_form": FORMS.index(collectives.form(2 * rows * architecture.hidden_size, layout.tp)),
+        "front_rows": front_rows,
+        "moe_rows": front_rows if layout.dispatch else rows * layout.attn_dp,
+        "expert_rows": load.rows,
+        "expert_pairs": load.rows * moe.top_k,
+        "ranks": tp,
+        "attention_groups": layout.attn_dp,
+        "expert_ranks": layout.tp,
+        "stages": 2,  # a hand-over between stages is of two ranks
+        "all_reduce_form": FORMS.index(collectives.form(2 * rows * architecture.hidden_size, tp)),
         "kda_heads": shapes.kda_heads,
         "kda_state_bytes": shapes.kda_state_bytes,
         "kda_conv_state_bytes": shapes.kda_conv_state_bytes,
@@ -104,7 +116,7 @@ def dimensions(
         "kv_lora_rank": architecture.mla.kv_lora_rank,
         "kv_row_bytes": kv_row_bytes,
         "mla_query_width": shapes.mla_heads * mla.cache_width,
-        "kda_value_width": architecture.kda.value_width // layout.tp,
+        "kda_value_width": architecture.kda.value_width // tp,
         "mla_rope_width": shapes.mla_heads * mla.qk_rope_head_dim,
         "q_lora_rank": mla.q_lora_rank,
         "context": -(-attended // layout.dcp),
@@ -118,15 +130,51 @@ def dimensions(
         "top_k": moe.top_k,
         "top_k_groups": moe.top_k_groups if moe.num_groups > 1 else 1,
         "expert_depth": architecture.expert_depth,
-        "distinct_milli": round(1000 * distinct),
+        "tail_rows": moe.top_k if layout.attn_dp == 1 else 1,  # rows of a token that its experts leave to be added up
+        "distinct_milli": round(1000 * load.experts),
         "expert_width": expert_slice(architecture, layout),
-        "shared_width": moe.shared_intermediate // layout.tp,
-        "dense_width": architecture.dense_intermediate // layout.tp,
-        "route_bytes": 4 * moe.num_experts // layout.tp + 2 * moe.latent_size // layout.tp,
-        "logit_bytes": 4 * moe.num_experts // layout.tp,
-        "latent_bytes": 2 * moe.latent_size // layout.tp,
-        "front_bytes": 4 * (moe.num_experts + moe.latent_size) // layout.tp,  # with the latent in fp32
+        "shared_width": shared_slice(architecture, layout),
+        "dense_width": architecture.dense_intermediate // tp,
+        "route_bytes": 4 * moe.num_experts // tp + 2 * moe.latent_size // tp,
+        "logit_bytes": 4 * moe.num_experts // tp,
+        "latent_bytes": 2 * moe.latent_size // tp,
+        "front_bytes": 4 * (moe.num_experts + moe.latent_size) // tp,  # with the latent in fp32
+        # What a token's experts take, and its scores beside it where others choose for it.
+        "token_bytes": 2 * architecture.expert_depth,
+        "scored_token_bytes": 2 * architecture.expert_depth + 4 * moe.num_experts,
+        "hidden_bytes": 2 * architecture.hidden_size,
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLoad:
+    """What the experts of a rank have to do: different ones that are read, and rows (see ``dimensions``)."""
+
+    experts: float
+    rows: int
+
+
+def rank_load(architecture: Architecture, layout: Layout, rows: int, routing: Routing) -> RankLoad:
+    """The busiest rank's load of ``rows`` tokens of a replica."""
+    moe, ep = architecture.moe, layout.ep
+    if not moe.num_experts:
+        return RankLoad(experts=0.0, rows=rows)
+    distinct = routing.distinct_experts(moe.num_experts, moe.top_k, rows)
+    if ep == 1:
+        return RankLoad(experts=distinct, rows=rows)
+    imbalance = layout.expert_imbalance
+    if imbalance is None:
+        busiest = routing.busiest_rank_experts(moe.num_experts, moe.top_k, rows, ep)
+        tokens = routing.busiest_rank_tokens(moe.num_experts, moe.top_k, rows, ep)
+    else:
+        busiest = min(moe.num_experts / ep, max(1.0, distinct / ep * imbalance))
+        tokens = min(float(rows * min(moe.top_k, moe.num_experts // ep)), rows * moe.top_k / ep * imbalance)
+    return RankLoad(experts=busiest, rows=max(1, math.ceil(tokens / moe.top_k)))
+
+
+def stage_ends(architecture: Architecture, layout: Layout) -> frozenset[int]:
+    """The last layer of each pipeline stage but the last."""
+    return frozenset(layers[-1] for layers in stage_layers(architecture.num_layers, layout.pp)[:-1])
 
 
 def features_of(architecture: Architecture, path: Path, *, block_scaled: bool) -> frozenset[str]:
@@ -175,6 +223,8 @@ def build_program(
         mixer, ffn = architecture.mixer(layer), architecture.ffn(layer)
         binder.add_table(mixer, layer, kind, architecture.attn_res_sources(layer, "mixer"), next_layer)
         binder.add_table(ffn, layer, kind, architecture.attn_res_sources(layer, "ffn"), next_layer)
+        if layer in stage_ends(architecture, layout):
+            binder.add_table(STAGE_END, layer, kind, architecture.attn_res_sources(layer + 1, "mixer"), next_layer)
     last = architecture.num_layers
     binder.add_table(HEAD, last, HEAD, architecture.attn_res_sources(last, "mixer"), None)
     return Program(path=path, num_ranks=layout.tp, layers=kept, calls=tuple(binder.calls))
@@ -297,10 +347,15 @@ class _Binder:
 
     def _add(self, row: Row, layer: int, kind: str, names: Mapping[str, int], next_layer: int | None) -> None:
         layout, latest, index = self._layout, self._latest, len(self.calls)
+        group_size = names[row.group]
         needs = [latest[stage] for stage in row.after if stage in latest]
-        receives = [index if name == row.sends else latest[f"exchange {name}"] for name in row.receives]
-        if layout.tp == 1:  # nothing travels, but what another stream stores is waited for all the same
-            needs += [other for other in receives if other != index and self.calls[other].stream != row.stream]
+        sources = [index if name == row.sends else latest[f"exchange {name}"] for name in row.receives]
+        receives = [one for one in sources if (group_size > 1 if one == index else self.calls[one].sends)]
+        # Where nothing travels, what another stream stores is waited for all the same.
+        needs += [
+            other for other in sources
+            if other not in receives and other != index and self.calls[other].stream != row.stream
+        ]  # fmt: skip
         self.calls.append(
             Call(
                 index=index,
@@ -314,10 +369,11 @@ class _Binder:
                 launch=row.launch,
                 trigger=row.trigger,
                 after=tuple(needs),
-                sends=row.sends if layout.tp > 1 else "",
+                sends=row.sends if group_size > 1 else "",
                 transport=FORMS[self._dims["all_reduce_form"]].value if row.transport == "library" else row.transport,
-                group_size=names[row.group],
-                receives=tuple(receives) if layout.tp > 1 else (),
+                group_size=group_size,
+                group_stride=layout.attention_tp if row.group == "attention_groups" else 1,
+                receives=tuple(receives),
             )
         )
         latest[row.stage] = index

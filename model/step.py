@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from k3sim.model.layout import Layout, Workload
 
 START, HEAD = "start", "head"
+STAGE_END = "stage end"  # the hand-over from one pipeline stage to the next
 PLAIN = "plain "  # begins the names of the tables of models with a plain residual
 ANY_ROWS = 1 << 30
 
@@ -45,6 +46,23 @@ K3_FEATURES = frozenset(
 )  # fmt: skip
 
 
+def layout_features(layout: Layout) -> tuple[str, ...]:
+    """What a layout has or has not, as ``Row.needs`` names it.
+
+    ``several ranks``: of an attention group. ``gathered``: attention groups give one another all their tokens before
+    the experts; ``dispatched``: each token goes to its experts. ``divided``: of what is dispatched every rank of a
+    group has a part of its group's.
+    """
+    several = layout.attention_tp > 1
+    return (
+        "dcp" if layout.dcp > 1 else "no dcp",
+        "several ranks" if several else "one rank",
+        "one attention group" if layout.attn_dp == 1 else "dispatched" if layout.dispatch else "gathered",
+        "not dispatched" if not layout.dispatch else "divided" if several else "undivided",
+        "front divided" if layout.shard_all and several else "front whole",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One kernel of a table.
@@ -60,12 +78,15 @@ class Row:
     after
         stages of other streams it waits for (the most recent call of each).
     sends, receives, transport
-        exchanges between ranks by name; ``push`` lands in peers' buffers, ``pull`` is a barrier and a load,
-        ``library`` an all-reduce in the form that libraries choose (``collectives.py``).
+        exchanges between ranks by name; ``push`` lands in peers' buffers, ``each`` is another push to every peer,
+        ``all-to-all`` one with a count behind it, ``pull`` is a barrier and a load, ``library`` an all-reduce in the
+        form that libraries choose (``collectives.py``).
     group
-        the ranks of an exchange: all of them (``ranks``) or those that share a context (``dcp``).
+        the ranks of an exchange: those of an attention group (``ranks``), or those of them that share a context
+        (``dcp``); one of each attention group (``attention_groups``); all of a replica (``expert_ranks``); two stages.
     needs
-        what must be so, joined by commas: of the layout, of the layer, or of the model (``FEATURES``).
+        what must be so, joined by commas: of the layout (``layout_features``), of the layer, or of the model
+        (``FEATURES``).
     formats, of
         formats of the weights that the kernel is built for (empty: those of the release of K3), and the matrix that
         says so where the kernel reads none.
@@ -116,7 +137,7 @@ class Row:
     ) -> bool:
         """Whether the row runs under these switches, on this layout, for this many rows, in such a layer and model."""
         true = {
-            "dcp" if layout.dcp > 1 else "no dcp",
+            *layout_features(layout),
             # The public fused KDA kernel is built for 12 heads a rank and more.
             "few kda heads" if kda_heads < 12 else "many kda heads",
             *(("snapshot layer",) if snapshot else ()),

@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from k3sim.kernels.costs import work_of
 from k3sim.model.collectives import BLACKWELL, HOPPER, Collectives, Form
 from k3sim.model.paths import SWITCHES, find_path
-from k3sim.model.program import Program, build_program
+from k3sim.model.program import Program, build_program, stage_ends
 from k3sim.model.step import Path
 from k3sim.sim.components.skew import Skew
 from k3sim.sim.engine import simulate
@@ -131,7 +131,7 @@ def program_of(question: Question) -> tuple[Program, Fold | None]:
     layout = path.layout(question.layout, question.workload, question.pad_experts)
     fold: Fold | None = None
     if question.folded and question.skew is not Skew.SAMPLED:
-        fold = fold_layers(question.architecture)
+        fold = fold_layers(question.architecture, stage_ends(question.architecture, layout))
     program = _kept_program(
         question.architecture,
         layout,

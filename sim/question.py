@@ -1,23 +1,16 @@
-"""A question, from what a user writes to what is simulated: Options -> Question.
-
-The fields of ``Options`` are the one table of options. The command line, the Python interface, the sides of
-``k3sim compare``, the commands in files of published results and claims, and the reproducing command of a report all
-go by it, so that an option is added in one place and read in one way.
-"""
+"""A question: checked options as the objects that they name. Options -> Question."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from k3sim.errors import UserError
 from k3sim.model.routing import UNIFORM, Routing, read_routing
 from k3sim.sim.compared_range import range_warnings
 from k3sim.sim.components.skew import Skew
+from k3sim.sim.options import OPTIONS, Options, read_command
 
 if TYPE_CHECKING:
     from k3sim.model.architecture import Architecture
@@ -27,103 +20,7 @@ if TYPE_CHECKING:
     from k3sim.sim.machine import Machine
 
 MAX_SEED = 2**31 - 1
-#: Options of the published commands that no version of the workload has yet; scenario files may use them before.
-NOT_YET = ("drafted-tokens", "accepted-tokens")
-
-
-def _option(default: Any, kind: type, help_line: str, word: str = "") -> Any:
-    """A field of ``Options``; ``word`` is its name on the command line where that is another."""
-    return field(default=default, metadata={"kind": kind, "help": help_line, "word": word})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options by the names they have on every command; the defaults are those of ``k3sim timeline``."""
-
-    machine: str = _option("gb300", str, "Machine profile: a name (see 'k3sim machines') or a JSON file.")
-    tp: int = _option(16, int, "Tensor parallel: 1 to 32, a power of two.")
-    ep: int = _option(1, int, "Expert parallel within the tensor-parallel group.")
-    dp: int = _option(1, int, "Data-parallel replicas that share the concurrency.")
-    dcp: int = _option(1, int, "Decode context parallel: ranks that share the KV cache.")
-    path: str = _option("fused", str, "Execution path: stock, fused or megakernel (see 'k3sim paths').")
-    kernels: str = _option("public", str, "Kernels of the path: public, or the project's own.")
-    engine: str = _option("vllm", str, "Whose kernels the stock path runs, where engines differ: vllm or sglang.")
-    with_switches: tuple[str, ...] = _option(
-        (), tuple, "Switch of the fused path, or part of one, to have, starting from none (repeatable).", "with"
-    )
-    without: tuple[str, ...] = _option(
-        (), tuple, "Switch of the fused path, or part of one, to leave out (repeatable)."
-    )
-    concurrency: int = _option(1, int, "Requests decoded together, over all replicas.")
-    context: int = _option(8192, int, "Cached tokens of each request.")
-    kv_dtype: str = _option("fp8", str, "KV cache type: fp8 or bf16.")
-    seed: int = _option(0, int, "Seed of the skew between ranks.")
-    skew: bool | None = _option(
-        None, bool, "Simulate all ranks with sampled skew, or none; by default one rank with the expected skew."
-    )
-    routing: str = _option(
-        UNIFORM.name, str, "How tokens choose experts: uniform, text, distinct experts a layer, or a file of counts."
-    )
-    pad_experts: bool | None = _option(None, bool, "Pad expert slices to 128; by default as the path does.")
-    all_reduce: str = _option(
-        "library", str, "All-reduces of the stock path: as libraries choose, or one-shot, two-shot, in-switch, ring."
-    )
-    model: str | None = _option(None, str, "Another model: a name of k3sim models, a config.json, or its folder.")
-    weights: tuple[str, ...] = _option(
-        (), tuple, "Weights in another format: TARGET=FORMAT, such as attention=fp8_block (repeatable)."
-    )
-    state_dtype: str = _option("", str, "Type of KDA's recurrent state: fp32 or bf16; by default the model's.")
-    ignored_fields: tuple[str, ...] = _option(
-        (), tuple, "Go on without a field of the config that is not known (repeatable).", word="ignore-field"
-    )
-    memory: float | None = _option(None, float, "Memory of one GPU in GB; by default the machine profile's.")
-    ignore_memory: bool = _option(False, bool, "Go on, with a warning, where memory does not suffice.")
-
-    def command(self, verb: str = "timeline") -> str:
-        """The command line that asks the same question; ``read_command`` reads it back."""
-        words = ["k3sim", verb]
-        for word, option in OPTIONS.items():
-            value = getattr(self, option.name)
-            if value == option.default:
-                continue
-            if option.kind is bool:
-                words.append(f"--{word}" if value else f"--no-{word}")
-            else:
-                for one in value if option.kind is tuple else (value,):
-                    words += [f"--{word}", str(one)]
-        return shlex.join(words)
-
-    def side(self) -> str:
-        """``key=value,...``: what one side of a comparison changes of the defaults; ``read_side`` reads it back."""
-        items = []
-        for word, option in OPTIONS.items():
-            value = getattr(self, option.name)
-            if value != option.default:
-                text = "+".join(value) if option.kind is tuple else _YES_NO[value] if option.kind is bool else value
-                items.append(f"{word}={text}")
-        return ",".join(items)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """One field of ``Options`` as users write it. ``kind``: str, int, float, bool, or tuple for one that repeats."""
-
-    name: str
-    kind: type
-    default: Any
-    help: str
-
-
-#: The options by their words on the command line, which are also the keys of a side.
-OPTIONS: Mapping[str, Option] = MappingProxyType(
-    {
-        one.metadata["word"] or one.name.replace("_", "-"): Option(
-            name=one.name, kind=one.metadata["kind"], default=one.default, help=one.metadata["help"]
-        )
-        for one in fields(Options)
-    }
-)
-_YES_NO = {True: "yes", False: "no"}
+LAYOUT_SIZES = ("tp", "ep", "dp", "attn-dp", "pp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +54,17 @@ class Question:
         found = [*self.architecture.notes, *range_warnings(self.architecture, self.layout, self.workload)]
         if self.memory_warning:
             found.append(f"memory is ignored (--ignore-memory): {self.memory_warning}")
+        if self.layout.dp > 1:
+            found.append(
+                f"{self.layout.dp} replicas of {tp * self.layout.pp} GPUs each, with experts of their own: "
+                f"{self.layout.num_gpus} GPUs; attention groups that share the experts are --attn-dp, or --dp with "
+                "--enable-dp-attention (SGLang) or --flags vllm"
+            )
+        if self.layout.pp > 1:
+            found.append(
+                f"the step passes {self.layout.pp} stages in turn; with as many batches of this size on their way as "
+                "there are stages, tok/s of all GPUs are up to that many times as high"
+            )
         if tp > machine.nvlink_domain_gpus:
             found.append(
                 f"{tp} ranks span more than the {machine.nvlink_domain_gpus} GPUs of one NVLink domain of "
@@ -171,7 +79,7 @@ def ask(options: Options) -> Question:
     Raises UserError for an unknown name, a value out of range, and a layout that does not divide the model or fit.
     """
     from k3sim.model.config_file import load_architecture
-    from k3sim.model.layout import KV_DTYPE_BYTES, Layout, Workload, check_layout, check_workload
+    from k3sim.model.layout import KV_DTYPE_BYTES, Workload, check_layout, check_workload
     from k3sim.model.paths import find_path
     from k3sim.model.paths.own import check_own
     from k3sim.sim.profile import load_machine
@@ -184,17 +92,18 @@ def ask(options: Options) -> Question:
         options.path, with_switches=options.with_switches, without=options.without, kernel_set=options.kernels,
         engine=options.engine,
     )  # fmt: skip
-    layout = Layout(tp=options.tp, ep=options.ep, dp=options.dp, dcp=options.dcp)
+    layout = _layout(options)
     check_layout(architecture, layout)
+    _check_path(path, layout)
     if options.kv_dtype not in KV_DTYPE_BYTES:
         raise UserError(f"unknown KV cache type {options.kv_dtype!r}; accepted: {', '.join(KV_DTYPE_BYTES)}")
     workload = Workload(concurrency=options.concurrency, context=options.context, kv_dtype=options.kv_dtype)  # type: ignore[arg-type]
     check_workload(architecture, workload)
     if path.kernel_set == "own":
-        check_own(architecture, layout, -(-workload.concurrency // layout.dp))
+        check_own(architecture, layout, layout.rows(workload.concurrency))
     routing = read_routing(options.routing)
     moe = architecture.moe
-    routing.distinct_experts(moe.num_experts, moe.top_k, -(-workload.concurrency // layout.dp))
+    routing.distinct_experts(moe.num_experts, moe.top_k, layout.rows(workload.concurrency) * layout.attn_dp)
     if not 0 <= options.seed <= MAX_SEED:
         raise UserError(f"seed is {options.seed}; accepted: 0 to {MAX_SEED}")
     memory_warning = _misfit(options, architecture, path.layout(layout, workload, options.pad_experts), machine)
@@ -216,6 +125,53 @@ def ask(options: Options) -> Question:
     )
 
 
+def _layout(options: Options) -> Layout:
+    """The layout that options ask for, by whose meaning they have. Raises UserError for unknown words."""
+    from k3sim.model.layout import Layout, engine_sizes
+    from k3sim.model.names import check_name
+
+    check_name("meaning of flags", options.flags, ("sglang", "vllm"))
+    check_name("expert exchange", options.expert_exchange, ("gather", "dispatch"))
+    for word, option in OPTIONS.items():
+        if option.kind is int and word in LAYOUT_SIZES and getattr(options, option.name) < 1:
+            raise UserError(f"{word}={getattr(options, option.name)}; accepted: 1 or more")
+    sizes = engine_sizes(
+        options.flags, tp=options.tp, dp=options.dp, ep=options.ep, attn_dp=options.attn_dp,
+        dp_attention=options.enable_dp_attention,
+    )  # fmt: skip
+    return Layout(
+        **sizes,
+        dcp=options.dcp,
+        pp=options.pp,
+        dispatch=options.expert_exchange == "dispatch",
+        expert_imbalance=options.expert_imbalance,
+        shard_all=options.shard_all,
+    )
+
+
+def _check_path(path: Path, layout: Layout) -> None:
+    """UserError for a layout that only the stock path's kernels have: others sum in ways that it has no place for."""
+    found = [
+        word
+        for word, has in (
+            ("attention groups", layout.attn_dp > 1),
+            ("pipeline stages", layout.pp > 1),
+            ("a front that is divided without a switch", layout.shard_all and path.kernel_set == "own"),
+        )
+        if has
+    ]
+    if found and (path.name != "stock" or path.kernel_set == "own"):
+        raise UserError(
+            f"path {path.name} with {path.kernel_set} kernels has no {' and no '.join(found)}; accepted: --path stock "
+            "with --kernels public"
+        )
+    parts = path.switches & {"sharded-router.latent", "sharded-router.logits"}
+    if layout.shard_all and len(parts) == 1:
+        raise UserError(f"shard-all with only {parts.pop()}: give the whole switch sharded-router, or neither part")
+    if layout.shard_all and layout.dispatch:
+        raise UserError("shard-all with expert-exchange dispatch: a rank projects rows that are its own; give one")
+
+
 def _misfit(options: Options, architecture: Architecture, layout: Layout, machine: Machine) -> str:
     """What does not fit, where that is to be ignored; nothing where all fits. Raises UserError otherwise."""
     from k3sim.model.memory import check_fits
@@ -223,11 +179,12 @@ def _misfit(options: Options, architecture: Architecture, layout: Layout, machin
     if options.memory is not None and not 1 <= options.memory <= 1e6:
         raise UserError(f"memory is {options.memory:g} GB; accepted: 1 to 1000000 GB of one GPU")
     stated = options.memory is not None
+    capacity = machine.hbm_capacity_bytes if options.memory is None else round(options.memory * 1e9)
     try:
         check_fits(
             architecture,
             layout,
-            hbm_capacity_bytes=round(options.memory * 1e9) if stated else machine.hbm_capacity_bytes,  # type: ignore[operator]
+            hbm_capacity_bytes=capacity,
             machine_name="--memory" if stated else machine.name,
             concurrency=options.concurrency,
             context=options.context,
@@ -264,90 +221,3 @@ def _form(options: Options, machine: Machine) -> Form | None:
 def question_of(command: str) -> Question:
     """The question of ``k3sim timeline ...``. Raises UserError as ``read_command`` and ``ask`` do."""
     return ask(read_command(command))
-
-
-def has_option(word: str) -> bool:
-    """Whether this version can honour an option of published commands (``NOT_YET``)."""
-    return word in OPTIONS
-
-
-def read_command(command: str, *, not_yet: bool = False) -> Options:
-    """The options of ``k3sim timeline ...``, defaults filled in.
-
-    ``not_yet``: leave out the options of ``NOT_YET`` that this version lacks instead of refusing them. Raises UserError
-    for another command, an option that is unknown or given twice (switches may repeat), and a value that is not of its
-    kind.
-    """
-    try:
-        words = shlex.split(command)
-    except ValueError as error:
-        raise UserError(f"command {command!r} cannot be read: {error}") from None
-    if words[:2] != ["k3sim", "timeline"]:
-        raise UserError(f"command {command!r}; accepted: one that begins with 'k3sim timeline'")
-    given: dict[str, Any] = {}
-    rest = iter(words[2:])
-    for written in rest:
-        word, has_value, value = written.removeprefix("--").partition("=")
-        negated = word.removeprefix("no-")
-        option = OPTIONS.get(word) or (_boolean(negated) if negated != word else None)
-        if not written.startswith("--") or (option is None and word not in NOT_YET):
-            accepted = ", ".join(f"--{one}" for one in OPTIONS)
-            raise UserError(f"unknown option {written!r} in {command!r}; accepted: {accepted}")
-        name = option.name if option else word
-        if name in given and (option is None or option.kind is not tuple):
-            raise UserError(f"option {written} stands twice in {command!r}; accepted: once")
-        if option is not None and option.kind is bool:
-            given[name] = option is OPTIONS.get(word)
-            continue
-        found = value if has_value else next(rest, None)
-        if found is None:
-            raise UserError(f"option {written} of {command!r} has no value; accepted: one after each option")
-        if option is None:
-            if not not_yet:
-                raise UserError(f"option {written} of {command!r} is not there yet: no speculation is modelled")
-            given[name] = _typed(f"--{word}", found, int)
-        elif option.kind is tuple:
-            given[name] = (*given.get(name, ()), found)
-        else:
-            given[name] = _typed(f"--{word}", found, option.kind)
-    return Options(**{name: value for name, value in given.items() if name not in NOT_YET})
-
-
-def read_side(text: str, base: Options) -> Options:
-    """``key=value,key=value`` on top of ``base``, for one side of a comparison.
-
-    Keys are the words of the options; ``with`` and ``without`` take names joined by ``+``, and what is on or off is
-    ``yes`` or ``no``. Raises UserError for an unknown key, one that stands twice, and a value that is not of its kind.
-    """
-    given: dict[str, Any] = {}
-    accepted = ", ".join(OPTIONS)
-    for item in filter(None, (part.strip() for part in text.split(","))):
-        key, separator, value = item.partition("=")
-        if not separator:
-            raise UserError(f"{item!r} in side {text!r} is not key=value; accepted keys: {accepted}")
-        option = OPTIONS.get(key)
-        if option is None:
-            raise UserError(f"unknown key {key!r} in side {text!r}; accepted: {accepted}")
-        if option.name in given:
-            raise UserError(f"key {key!r} stands twice in side {text!r}; accepted: once")
-        if option.kind is tuple:
-            given[option.name] = tuple(name for name in value.split("+") if name)
-        else:
-            given[option.name] = _typed(f"{key} in side {text!r}", value, option.kind)
-    return replace(base, **given)
-
-
-def _boolean(word: str) -> Option | None:
-    option = OPTIONS.get(word)
-    return option if option is not None and option.kind is bool else None
-
-
-def _typed(what: str, value: str, kind: type) -> Any:
-    if kind is bool:
-        if value not in _YES_NO.values():
-            raise UserError(f"{what} is {value!r}; accepted: yes or no")
-        return value == _YES_NO[True]
-    try:
-        return kind(value)
-    except ValueError:
-        raise UserError(f"{what} is {value!r}; accepted: a {'whole number' if kind is int else 'number'}") from None

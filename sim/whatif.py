@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from k3sim.sim.components.skew import expected_maximum_of_normals
+from k3sim.model.routing import expected_maximum_of_normals
 from k3sim.sim.machine import Machine
 
 

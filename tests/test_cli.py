@@ -18,7 +18,7 @@ from command_line import Capture, run
 from k3sim.cli import COMMANDS
 from k3sim.errors import UserError
 from k3sim.kernels.harness.check import Checked
-from k3sim.sim.question import Options, read_side
+from k3sim.sim.options import Options, read_side
 
 ROOT = Path(__file__).parents[1]
 FILES = {"timeline.json", "timeline.html", "timeline.pftrace", "stages.csv"}

@@ -11,7 +11,8 @@ from k3sim.cli import main
 from k3sim.model.paths import PARTS, PATH_NAMES, SWITCHES
 from k3sim.model.program import build_program
 from k3sim.model.switches import MEANINGS
-from k3sim.sim.question import Options, ask
+from k3sim.sim.options import Options
+from k3sim.sim.question import ask
 
 Capture = pytest.CaptureFixture[str]
 

@@ -164,7 +164,7 @@ def test_short_work_writes_nothing(capsys: Capture) -> None:
 @pytest.mark.parametrize("options", ["", "--path stock", "--without l2-prefetch", "--path megakernel"])
 def test_every_prediction_of_a_report_is_counted(options: str) -> None:
     from k3sim.report import report_of
-    from k3sim.sim.question import read_command
+    from k3sim.sim.options import read_command
 
     told: list[tuple[int, int]] = []
     report_of(read_command(f"k3sim timeline {options}"), on_done=lambda done, of: told.append((done, of)))

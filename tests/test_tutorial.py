@@ -15,8 +15,9 @@ import pytest
 
 from k3sim.kernels.l2_prefetch.cost import ISSUING_BLOCKS
 from k3sim.sim.export.colours import WAITING, word_of_phase
+from k3sim.sim.options import Options
 from k3sim.sim.predict import Prediction, predict
-from k3sim.sim.question import Options, ask
+from k3sim.sim.question import ask
 from k3sim.sim.timeline.critical_path import WORK_PARTS
 from k3sim.sim.timeline.timeline import Counter, KernelRun, Phase
 

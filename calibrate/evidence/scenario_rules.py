@@ -17,7 +17,8 @@ from k3sim.errors import UserError
 from k3sim.model.documents.document import Document, shown
 from k3sim.model.documents.fields import TEXT, Record, checked, choice, listed, nearest, number, one_of
 from k3sim.model.documents.lines import Keys
-from k3sim.sim.question import question_of, read_command
+from k3sim.sim.options import read_command
+from k3sim.sim.question import question_of
 
 SCHEMA_VERSION = 1
 #: Unit -> (least, most) value that it can have; what falls has none.

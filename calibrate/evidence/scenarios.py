@@ -15,8 +15,8 @@ from typing import Any
 from k3sim.calibrate.evidence import FOLDER
 from k3sim.model.documents.document import Accepted, read_json
 from k3sim.model.documents.kinds import Kind
+from k3sim.sim.options import has_option
 from k3sim.sim.profile import machine_names
-from k3sim.sim.question import has_option
 
 SCENARIOS = FOLDER / "claims"
 ACCEPTED = Accepted(what="a claim's scenario", kinds=(Kind.SCENARIO,), most_bytes=4 << 20)

@@ -13,7 +13,8 @@ from k3sim.commands import output, terminal
 from k3sim.commands.options import Json, Out, takes_options, writable_folder
 from k3sim.commands.progress import progress
 from k3sim.errors import UserError
-from k3sim.sim.question import OPTIONS, Options, ask, read_side
+from k3sim.sim.options import OPTIONS, Options, read_side
+from k3sim.sim.question import ask
 
 if TYPE_CHECKING:
     from k3sim.commands.terminal import Table

@@ -13,7 +13,7 @@ import typer
 from k3sim.errors import UserError
 from k3sim.sim.draws import MAX_DRAWS
 from k3sim.sim.export.whole_file import check_folder
-from k3sim.sim.question import OPTIONS, Option, Options
+from k3sim.sim.options import OPTIONS, Option, Options
 
 Out = Annotated[str, typer.Option(help="Folder for the files.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output and nothing else there.")]

@@ -11,7 +11,8 @@ import typer
 
 from k3sim.commands import output, terminal
 from k3sim.commands.options import Json, takes_options
-from k3sim.sim.question import Options, ask
+from k3sim.sim.options import Options
+from k3sim.sim.question import ask
 
 if TYPE_CHECKING:
     from k3sim.model.step import Row

@@ -14,7 +14,8 @@ from k3sim.commands.progress import progress
 from k3sim.errors import UserError
 from k3sim.sim.compared_range import COMPARED_TEXT
 from k3sim.sim.draws import MAX_DRAWS, NUM_DRAWS, check_draws
-from k3sim.sim.question import Options, ask
+from k3sim.sim.options import Options
+from k3sim.sim.question import ask
 
 if TYPE_CHECKING:
     from k3sim.commands.terminal import Table

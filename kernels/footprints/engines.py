@@ -88,6 +88,8 @@ PUBLIC: Mapping[str, Block] = MappingProxyType(
         # vLLM's and FlashInfer's one-shot kernel: a cluster a row, 8 values and the words of every rank a thread
         # (allreduce_rmsnorm_reduce_scatter_early_exit.py); the project's takes 76 with 16 ranks, 45 with 8.
         "all_reduce": _engine(threads=128, registers=72, between=(40, 128), smem_bytes=1 * KIB),
+        # DeepEP's low-latency kernels (internode_ll.cu): a block an SM of 30 to 32 warps, so at most 64 registers.
+        "dispatch": _engine(threads=1024, registers=56, between=(40, 64), smem_bytes=8 * KIB, max_per_sm=1),
         # DeepGEMM: a warpgroup that loads, one that multiplies, a block an SM; shared memory by its tile (the cost).
         "deep_gemm": _engine(threads=256, registers=128, between=(96, 232), smem_bytes=100 * KIB, max_per_sm=1),
         # CuTe DSL's and trtllm-gen's block-scaled products: a block an SM, a ring of eight stages.

@@ -28,9 +28,9 @@ FP8_FLOPS = 1.0  # of a multiply and add at the rate of bf16: half of two
 KIB = 1024
 
 # DeepGEMM (deepseek-ai/DeepGEMM, jit_kernels/heuristics): a block an SM, tiles of 64 rows by a multiple of 8 outputs
-# that leaves one wave, a ring of up to eight stages of 128 deep. No split over K.
+# that leaves one wave, up to 128, a ring of up to eight stages of 128 deep. No split over K.
 DEEP_ROWS, DEEP_UNIT, DEEP_BLOCKS = 64, 8, 132
-DEEP_LEAST_OUTPUTS = 16
+DEEP_LEAST_OUTPUTS, DEEP_MOST_OUTPUTS = 16, 128
 DEEP_STAGES, DEEP_STAGE_DEPTH = 8, 128
 # Of a scale block: four MMAs of 32 deep, and until their sums are added to the fp32 ones with their scales (the wait
 # for the last MMA, two scales, a multiply and add each) as long again: 11.9 us for 512 x 7168 and 4.9 for 7168 x 256
@@ -51,9 +51,9 @@ def _read(weights: Sequence[Weight]) -> tuple[Read, ...]:
 
 
 def deep_outputs(num_outputs: int) -> int:
-    """Outputs of a tile of DeepGEMM: the fewest that leave one wave."""
+    """Outputs of a tile of DeepGEMM: the fewest that leave one wave, or its largest in several."""
     each = -(-num_outputs // DEEP_BLOCKS)
-    return max(DEEP_LEAST_OUTPUTS, -(-each // DEEP_UNIT) * DEEP_UNIT)
+    return min(DEEP_MOST_OUTPUTS, max(DEEP_LEAST_OUTPUTS, -(-each // DEEP_UNIT) * DEEP_UNIT))
 
 
 def fp8_block(weights: Sequence[Weight], *, rows: int) -> Work:

@@ -14,7 +14,8 @@ from k3sim.errors import UserError
 from k3sim.kernels.rank.state import PAGE_TOKENS, activation_shapes
 from k3sim.kernels.rank.weights import EXPERT_MATRICES, matrices_of, vectors
 from k3sim.model.architecture import Architecture
-from k3sim.model.layout import KV_DTYPE_BYTES, Layout, Workload, accepted_tp, rank_matrices, rank_shapes
+from k3sim.model.layout import KV_DTYPE_BYTES, Layout, Workload, accepted_tp
+from k3sim.model.matrices import rank_matrices, rank_shapes
 from k3sim.model.paths.own import has_own_experts
 from k3sim.model.program import Program, build_program
 from k3sim.model.step import Path

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from k3sim.errors import UserError
 from k3sim.kernels.rank.weights import RankWeights, num_snapshots
 from k3sim.model.architecture import Architecture
-from k3sim.model.layout import Layout, Workload, rank_matrices, rank_shapes
+from k3sim.model.layout import Layout, Workload
+from k3sim.model.matrices import rank_matrices, rank_shapes
 from k3sim.model.program import Program
 
 if TYPE_CHECKING:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from k3sim.kernels.expert_gemv.launch import DOWN_UNIT_BYTES, GATE_UP_TILE_BYTES, PackedExperts
 from k3sim.kernels.expert_gemv.reference import Experts
 from k3sim.model.architecture import Architecture
-from k3sim.model.layout import Layout, Matrix, expert_slice, rank_matrices
+from k3sim.model.layout import Layout
+from k3sim.model.matrices import Matrix, expert_slice, rank_matrices
 from k3sim.model.program import Program
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from k3sim.kernels.rank.weights import (
     vectors,
 )
 from k3sim.model.architecture import Architecture
-from k3sim.model.layout import Layout, rank_matrices
+from k3sim.model.layout import Layout
+from k3sim.model.matrices import rank_matrices
 from k3sim.model.program import Program
 
 if TYPE_CHECKING:

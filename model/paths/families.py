@@ -13,23 +13,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from k3sim.model.paths.exchanges import (
+    DISPATCHED,
+    KEPT,
+    STAGE_END_ROWS,
+    combine,
+    dispatch,
+    gather,
+    gather_group,
+    needing,
+)
 from k3sim.model.paths.formats import in_formats, product
 from k3sim.model.paths.indexer import INDEXER_ROWS
 from k3sim.model.paths.public import (
     ATTENTION,
     EXPERTS,
+    FRONT,
     HEAD_ROWS,
     LIBRARY_ALL_REDUCE,
     ROWS,
     START_ROWS,
     _row,
 )
-from k3sim.model.step import HEAD, PLAIN, START, Row
+from k3sim.model.step import HEAD, PLAIN, STAGE_END, START, Row
 
 WHOLE_ROW: dict[str, int | str] = {"rows": "rows", "width": "hidden"}
-CHOSEN: dict[str, int | str] = {"rows": "rows", "experts": "experts", "top_k": "top_k", "groups": "top_k_groups"}
-EXPERT_ROWS: dict[str, int | str] = {"rows": "rows", "top_k": "top_k", "width": "expert_width"}
-TOKENS: dict[str, int | str] = {"rows": "rows", "top_k": "top_k"}
+CHOSEN: dict[str, int | str] = {"rows": "moe_rows", "experts": "experts", "top_k": "top_k", "groups": "top_k_groups"}
+EXPERT_ROWS: dict[str, int | str] = {"rows": "expert_rows", "top_k": "top_k", "width": "expert_width"}
+TOKENS: dict[str, int | str] = {"rows": "moe_rows", "top_k": "top_k"}
 # Up to how many rows the router's and the down projection's own kernels go; cuBLAS beyond.
 FEW_ROWS = 16
 # Beside the routed experts, from the layer's input on. SGLang issues them behind the routed branch, on the same fork.
@@ -37,12 +48,21 @@ ASIDE: dict[str, Any] = {"stream": "aux"}
 LAYER_INPUT = ("mla.all_reduce", "mla.all_reduce.norm", "kda.all_reduce.norm")
 
 
-def _own_up_to(stage: str, weight: str, operator: str) -> tuple[Row, ...]:
-    """A bf16 product with a kernel of the engine's own for few rows."""
-    return (
-        _row(stage, operator, ROWS, weights=(weight,), max_rows=FEW_ROWS, launch="pdl", trigger="stream"),
-        _row(stage, "cublas.public_gemm", ROWS, weights=(weight,), min_rows=FEW_ROWS + 1),
-    )
+def _router() -> tuple[Row, ...]:
+    """A bf16 product with a kernel of the engine's own for few rows; or columns of it, and a gather of the scores."""
+    found: list[Row] = []
+    for shard, needs in (("", "front whole"), ("_shard", "front divided")):
+        how: dict[str, Any] = {"weights": (f"moe.router{shard}",), "needs": needs}
+        found += (
+            _row("moe.router", "skinny_gemv.tinygemm", FRONT, max_rows=FEW_ROWS, launch="pdl", trigger="stream", **how),
+            _row("moe.router", "cublas.public_gemm", FRONT, min_rows=FEW_ROWS + 1, **how),
+        )
+    scores = _row(
+        "moe.front_gather", "expert_exchange.all_gather",
+        {"rows": "front_rows", "row_bytes": "logit_bytes", "ranks": "ranks"}, launch="pdl", sends="front",
+        receives=("front",), transport="each", needs="front divided",
+    )  # fmt: skip
+    return (*found, scores)
 
 
 def _sum_and_norm(stage: str, exchange: str) -> tuple[Row, ...]:
@@ -51,9 +71,10 @@ def _sum_and_norm(stage: str, exchange: str) -> tuple[Row, ...]:
         "launch": "pdl", "sends": exchange, "receives": (exchange,), "transport": "library",
     }  # fmt: skip
     return (
-        _row(stage, "unfused.all_reduce_norm", LIBRARY_ALL_REDUCE, needs="no kda", **joint),
-        _row(stage, "unfused.library_all_reduce", LIBRARY_ALL_REDUCE, needs="kda", **joint),
+        _row(stage, "unfused.all_reduce_norm", LIBRARY_ALL_REDUCE, needs="no kda, several ranks", **joint),
+        _row(stage, "unfused.library_all_reduce", LIBRARY_ALL_REDUCE, needs="kda, several ranks", **joint),
         _row(f"{stage}.norm", "unfused.norm", WHOLE_ROW, needs="kda"),
+        _row(f"{stage}.norm", "unfused.norm", WHOLE_ROW, needs="no kda, one rank"),
     )
 
 
@@ -142,16 +163,20 @@ def _trtllm(
         return _of_experts(stage, operator, shape, formats, needs, **columns)
 
     first, second = _grouped(operator, formats, needs, launch="pdl")
-    quantise = row("moe.quantise", "quantised_gemm.quantise", {"rows": "rows", "width": "expert_depth"})
+    quantise = row("moe.quantise", "quantised_gemm.quantise", {"rows": "moe_rows", "width": "expert_depth"})
     # Its FP8 with scales per block has no activation in the first product (FlashInfer ``trtllm_fused_moe_runner.cu``).
     activate = row("moe.activate", "grouped_experts.activate_and_quantise", EXPERT_ROWS, launch="pdl")
+    exchanged = dispatch(of="moe.expert_w13", formats=formats)
     return (
-        *((quantise,) if quantises else ()),
-        row("moe.routing", "grouped_experts.route", CHOSEN, launch="pdl"),
+        *needing(((quantise,) if quantises else ()), KEPT),
+        *needing((row("moe.routing", "grouped_experts.route", CHOSEN, launch="pdl"),), KEPT),
+        *needing((row("moe.routing", "grouped_experts.select", CHOSEN),), DISPATCHED),
+        *needing((exchanged,), needs),
         first,
         *((activate,) if formats == ("fp8_block",) else ()),
         second,
-        row("moe.finalize", "grouped_experts.finalize", {**TOKENS, "hidden": "expert_depth"}, launch="pdl"),
+        *needing((row("moe.finalize", "grouped_experts.finalize", {**TOKENS, "hidden": "expert_depth"}, launch="pdl"),),
+                 KEPT),
     )
 
 
@@ -164,25 +189,29 @@ def _sorted(
         return _of_experts(stage, operator, shape, formats, needs)
 
     first, second = _grouped(operator, formats, needs)
-    quantise = row("moe.quantise", "quantised_gemm.quantise", {"rows": "rows", "width": "expert_depth"})
+    quantise = row("moe.quantise", "quantised_gemm.quantise", {"rows": "moe_rows", "width": "expert_depth"})
     requantise = row("moe.requantise", "grouped_experts.quantise", EXPERT_ROWS)
-    return (
-        row("moe.routing", "grouped_experts.select", CHOSEN),
-        *((quantise,) if quantises else ()),
+    sort = (
         row("moe.align", "grouped_experts.align", {**TOKENS, "experts": "experts"}),
         row("moe.place", "grouped_experts.place", TOKENS),
+    )
+    return (
+        row("moe.routing", "grouped_experts.select", CHOSEN),
+        *needing((*((quantise,) if quantises else ()), *sort), KEPT),
+        *needing((dispatch(of="moe.expert_w13", formats=formats),), needs),
         first,
         row("moe.activate", "grouped_experts.activate", EXPERT_ROWS),
         *((requantise,) if quantises else ()),
         second,
-        row("moe.finalize", "grouped_experts.finalize", {**TOKENS, "hidden": "expert_depth"}),
+        *needing((row("moe.finalize", "grouped_experts.finalize", {**TOKENS, "hidden": "expert_depth"}),), KEPT),
     )
 
 
 INT4 = ("int4_g32", "int4_g128")
 
 FAMILY_MOE_ROWS = (
-    *_own_up_to("moe.router", "moe.router", "skinny_gemv.tinygemm"),
+    *_router(),
+    gather(),
     *_trtllm("grouped_experts.trtllm_fp8", ("fp8_block",), quantises=True),
     *_trtllm("grouped_experts.trtllm_fp4", ("nvfp4", "mxfp4"), quantises=True),
     *_trtllm("grouped_experts.trtllm_int4", ("int4_g32",), quantises=False, needs="block-scaled, sglang"),
@@ -191,12 +220,17 @@ FAMILY_MOE_ROWS = (
     *_sorted("grouped_experts.triton_bf16", ("bf16",), quantises=False),
     *_sorted("grouped_experts.marlin", INT4, quantises=False),
     *_sorted("grouped_experts.marlin", INT4, quantises=False, needs="block-scaled, vllm"),
-    *product("moe.shared_gate_up", "moe.shared_gate_up", needs="shared experts", after=LAYER_INPUT, **ASIDE),
-    _row("moe.shared_activate", "unfused.elementwise", {"rows": "rows", "width": "shared_width"},
+    *combine(summed_rows="moe_rows"),
+    *product("moe.shared_gate_up", "moe.shared_gate_up", rows="front_rows", needs="shared experts", after=LAYER_INPUT,
+             **ASIDE),
+    _row("moe.shared_activate", "unfused.elementwise", {"rows": "front_rows", "width": "shared_width"},
          needs="shared experts", **ASIDE),
-    *product("moe.shared_down", "moe.shared_down", needs="shared experts", **ASIDE),
-    _row("moe.add", "unfused.elementwise", WHOLE_ROW, needs="shared experts", after=("moe.shared_down",)),
-    *_sum_and_norm("moe.all_reduce", "ffn"),
+    *product("moe.shared_down", "moe.shared_down", rows="front_rows", needs="shared experts", **ASIDE),
+    _row("moe.add", "unfused.elementwise", {"rows": "front_rows", "width": "hidden"}, needs="shared experts",
+         after=("moe.shared_down",)),
+    *needing(_sum_and_norm("moe.all_reduce", "ffn"), KEPT),
+    gather_group(),
+    _row("moe.all_reduce.norm", "unfused.norm", WHOLE_ROW, needs=DISPATCHED),
 )
 
 FAMILY_HEAD_ROWS = HEAD_ROWS[3:]
@@ -208,5 +242,6 @@ FAMILY_TABLES: Mapping[str, tuple[Row, ...]] = {
     f"{PLAIN}mla": FAMILY_MLA_ROWS,
     f"{PLAIN}dense": FAMILY_DENSE_ROWS,
     f"{PLAIN}moe": FAMILY_MOE_ROWS,
+    f"{PLAIN}{STAGE_END}": STAGE_END_ROWS,
     f"{PLAIN}{HEAD}": FAMILY_HEAD_ROWS,
 }

@@ -18,7 +18,6 @@ PRODUCTS = (
     ("mxfp8", "quantised_gemm.mxfp8", "block-scaled"),
     ("nvfp4", "quantised_gemm.nvfp4", "block-scaled"),
 )
-ROWS: dict[str, int | str] = {"rows": "rows"}
 
 
 def joined(*needs: str) -> str:
@@ -29,28 +28,30 @@ def joined(*needs: str) -> str:
 def in_formats(row: Row) -> tuple[Row, ...]:
     """``row``, a product of one matrix in bf16, and its forms for quantised weights, each behind its quantisation."""
     (weight,) = row.weights
-    found = [row]
+    rows, found = row.shape["rows"], [row]
     for name, operator, needs in PRODUCTS:
         condition = joined(row.needs, needs)
         found.append(
             replace(
                 row, stage=f"{row.stage}.quantise", operator="quantised_gemm.quantise", weights=(), of=weight,
-                shape={"rows": "rows", "width": f"depth of {weight}"}, needs=condition, formats=(name,), launch="graph",
+                shape={"rows": rows, "width": f"depth of {weight}"}, needs=condition, formats=(name,), launch="graph",
                 trigger="end", sends="", receives=(),
             )
         )  # fmt: skip
         found.append(
             replace(
-                row, operator=operator, shape=ROWS, needs=condition, formats=(name,), launch="graph", trigger="end",
-                after=(),
+                row, operator=operator, shape={"rows": rows}, needs=condition, formats=(name,), launch="graph",
+                trigger="end", after=(),
             )
         )  # fmt: skip
     return tuple(found)
 
 
-def product(stage: str, weight: str, **columns: Any) -> tuple[Row, ...]:
+def product(stage: str, weight: str, *, rows: str = "rows", **columns: Any) -> tuple[Row, ...]:
     """A linear layer: cuBLAS in bf16, or one of the quantised products."""
-    return in_formats(Row(stage=stage, operator="cublas.public_gemm", shape=ROWS, weights=(weight,), **columns))
+    return in_formats(
+        Row(stage=stage, operator="cublas.public_gemm", shape={"rows": rows}, weights=(weight,), **columns)
+    )
 
 
 def products_in_formats(rows: Iterable[Row], operators: tuple[str, ...]) -> tuple[Row, ...]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from k3sim.model.paths.exchanges import DISPATCHED, KEPT, STAGE_END_ROWS, combine, dispatch, gather, gather_group
 from k3sim.model.paths.formats import products_in_formats
 from k3sim.model.paths.indexer import INDEXER_ROWS
-from k3sim.model.step import HEAD, START, Row
+from k3sim.model.step import HEAD, STAGE_END, START, Row
 from k3sim.model.switches import SWITCHES
 
 BATCH, REDUCE, ROUTE, FETCH = SWITCHES
@@ -37,7 +38,8 @@ ATTENTION: dict[str, int | str] = {
     "kv_row_bytes": "kv_row_bytes",
     "kv_lora_rank": "kv_lora_rank",
 }
-EXPERTS: dict[str, int | str] = {"rows": "rows", "top_k": "top_k", "distinct_milli": "distinct_milli"}
+FRONT: dict[str, int | str] = {"rows": "front_rows"}
+EXPERTS: dict[str, int | str] = {"rows": "expert_rows", "top_k": "top_k", "distinct_milli": "distinct_milli"}
 SELECT_EXPERTS: dict[str, int | str] = {
     **EXPERTS, "width": "expert_width", "experts": "experts", "latent": "latent",
 }  # fmt: skip
@@ -64,7 +66,7 @@ START_ROWS = (
     _row("embed.lookup", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, off=(REDUCE,),
          after=("host.inputs",)),
     _row("embed.all_reduce", "unfused.library_all_reduce", LIBRARY_ALL_REDUCE, launch="pdl", off=(REDUCE,),
-         sends="embed", receives=("embed",), transport="library"),
+         needs="several ranks", sends="embed", receives=("embed",), transport="library"),
     _row("embed.push", "unfused.embedding", {"rows": "rows", "hidden": "hidden"}, on=(REDUCE,), sends="residual",
          trigger="start", after=("host.inputs",)),
 )
@@ -104,7 +106,7 @@ KDA_ROWS = (
          stream="prefetch", after=("kda.in_proj",)),
     _row("kda.o_proj", "skinny_gemv.column_pair", ROWS, weights=("kda.o_proj",), off=(REDUCE,), **PUBLIC),
     _row("kda.all_reduce", "unfused.library_all_reduce", LIBRARY_ALL_REDUCE, off=(REDUCE,), launch="pdl",
-         sends="attention", receives=("attention",), transport="library"),
+         needs="several ranks", sends="attention", receives=("attention",), transport="library"),
     _row("kda.o_proj", "proj_allreduce.produce", ROWS, weights=("kda.o_proj",), on=(REDUCE,),
          sends="attention", **EARLY),
 )
@@ -148,7 +150,7 @@ MLA_ROWS = (
          needs="dcp, mla gate", after=("mla.gate",)),
     _row("mla.o_proj", "skinny_gemv.column_pair", ROWS, weights=("mla.o_proj",), off=(REDUCE,), **PUBLIC),
     _row("mla.all_reduce", "unfused.library_all_reduce", LIBRARY_ALL_REDUCE, off=(REDUCE,), launch="pdl",
-         sends="attention", receives=("attention",), transport="library"),
+         needs="several ranks", sends="attention", receives=("attention",), transport="library"),
     _row("mla.o_proj", "proj_allreduce.produce", ROWS, weights=("mla.o_proj",), on=(REDUCE,),
          sends="attention", **EARLY),
 )
@@ -165,7 +167,7 @@ DENSE_ROWS = (
     _row("dense.situ", "unfused.elementwise", {"rows": "rows", "width": "dense_width"}, off=(BATCH,)),
     _row("dense.down", "skinny_gemv.column_pair", ROWS, weights=("dense.down",), off=(REDUCE,), **PUBLIC),
     _row("dense.all_reduce", "unfused.library_all_reduce", LIBRARY_ALL_REDUCE, off=(REDUCE,), launch="pdl",
-         sends="ffn", receives=("ffn",), transport="library"),
+         needs="several ranks", sends="ffn", receives=("ffn",), transport="library"),
     _row("dense.down", "proj_allreduce.produce", ROWS, weights=("dense.down",), on=(REDUCE,),
          sends="residual", **EARLY),
 )
@@ -186,20 +188,31 @@ NVFP4: dict[str, Any] = {"formats": ("nvfp4",), "needs": "block-scaled"}
 def _select_from_whole_logits(**columns: Any) -> tuple[Row, ...]:
     """Selection and quantisation where every rank has all logits and the whole latent."""
     return (
-        _row("moe.routing", "unfused.routing", {"rows": "rows", "experts": "experts"}, launch="pdl", **columns),
-        _row("moe.quantise", "unfused.quantise", {"rows": "rows", "width": "latent"}, after=("moe.latent_down",),
+        _row("moe.routing", "unfused.routing", {"rows": "moe_rows", "experts": "experts"}, launch="pdl", **columns),
+        _row("moe.quantise", "unfused.quantise", {"rows": "moe_rows", "width": "latent"}, after=("moe.latent_down",),
              **columns),
     )
 
 
-def _whole_router(**columns: Any) -> Row:
-    return _row("moe.router", "skinny_gemv.column_pair", ROWS, weights=("moe.router",), **PUBLIC, **columns)
+def _whole_front(*, part: str, on: tuple[str, ...] = (), off: tuple[str, ...] = (), **columns: Any) -> tuple[Row, ...]:
+    """Router or latent projection without a switch that divides it: whole on every rank, or a column shard.
+
+    The latent projection runs beside the router, on the other stream.
+    """
+    how: dict[str, Any] = PUBLIC if part == "router" else ASIDE
+    return tuple(
+        _row(f"moe.{part}", "skinny_gemv.column_pair", FRONT, weights=(f"moe.{part}{shard}",), on=on, off=off,
+             needs=needs, **how, **columns)
+        for shard, needs in (("", "front whole"), ("_shard", "front divided"))
+    )
 
 
-def _whole_latent_down(**columns: Any) -> Row:
-    """Beside the router, on the other stream."""
-    return _row("moe.latent_down", "skinny_gemv.column_pair", ROWS, weights=("moe.latent_down",), stream="aux",
-                after=("attn_res.ffn",), **columns)
+def _front_gather(**columns: Any) -> Row:
+    """Scores and latents of all ranks' columns, where the front is divided without a switch that pushes them."""
+    return _row("moe.front_gather", "expert_exchange.all_gather",
+                {"rows": "front_rows", "row_bytes": "route_bytes", "ranks": "ranks"}, launch="pdl",
+                after=("moe.latent_down",), sends="front", receives=("front",), transport="each",
+                needs="front divided", **columns)
 
 
 def _divided_front(sent: str, weights: tuple[str, ...], **columns: Any) -> Row:
@@ -211,7 +224,9 @@ def _divided_front(sent: str, weights: tuple[str, ...], **columns: Any) -> Row:
 def _grouped_experts(*, on: tuple[str, ...] = (), off: tuple[str, ...] = (), min_rows: int = 1) -> tuple[Row, ...]:
     """Routing, permutation and the two grouped GEMMs, with the router computed in full or divided."""
     bounds: dict[str, Any] = {"min_rows": min_rows}
+    exchanged: dict[str, Any] = {"on": on, "off": (*off, REDUCE), **bounds}
     return (
+        gather(after=("moe.latent_down",), **exchanged),
         *_select_from_whole_logits(on=on, off=(*off, ROUTE), **bounds),
         *_select_from_whole_logits(on=(*on, ROUTE), off=off, min_rows=max(min_rows, FRONT_ROWS + 1)),
         *(
@@ -223,9 +238,10 @@ def _grouped_experts(*, on: tuple[str, ...] = (), off: tuple[str, ...] = (), min
             else ()
         ),
         # vLLM's router packs ids and weights in a launch of its own for FlashInfer's routing.
-        _row("moe.pack", "unfused.pack", ROWS, launch="pdl", on=on, off=off, **bounds),
-        _row("moe.permutation", "unfused.permutation", {"rows": "rows", "experts": "experts"}, launch="pdl",
-             on=on, off=off, **bounds),
+        _row("moe.pack", "unfused.pack", {"rows": "moe_rows"}, launch="pdl", on=on, off=off, needs=KEPT, **bounds),
+        _row("moe.permutation", "unfused.permutation", {"rows": "moe_rows", "experts": "experts"}, launch="pdl",
+             on=on, off=off, needs=KEPT, **bounds),
+        dispatch(**exchanged),
         _row("moe.experts_1", "expert_gemv.gemm1", {**EXPERTS, "width": "expert_width"},
              weights=("moe.expert_w13",), launch="pdl", on=on, off=off, **bounds),
         _row("moe.experts_1", "grouped_experts.trtllm_fp4", EXPERTS, weights=("moe.expert_w13",), launch="pdl", on=on,
@@ -234,6 +250,7 @@ def _grouped_experts(*, on: tuple[str, ...] = (), off: tuple[str, ...] = (), min
              launch="pdl", on=on, off=off, **bounds),
         _row("moe.experts_2", "grouped_experts.trtllm_fp4", EXPERTS, weights=("moe.expert_w2",), launch="pdl", on=on,
              off=off, **NVFP4, **bounds),
+        *combine(summed_rows="expert_pairs", **exchanged),
     )
 
 
@@ -242,22 +259,24 @@ SHARED: dict[str, Any] = {"needs": "shared experts"}
 MOE_ROWS = (
     *BEFORE_FFN,
     # Front: router scores and latent projection, each in full on every rank or divided over the ranks.
-    _whole_router(off=(LOGITS,)),
-    _whole_router(on=(LOGITS,), min_rows=FRONT_ROWS + 1),
-    _whole_latent_down(off=(LATENT,)),
-    _whole_latent_down(on=(LATENT,), min_rows=FRONT_ROWS + 1),
+    *_whole_front(part="router", off=(LOGITS,)),
+    *_whole_front(part="router", on=(LOGITS,), min_rows=FRONT_ROWS + 1),
+    *_whole_front(part="latent_down", off=(LATENT,)),
+    *_whole_front(part="latent_down", on=(LATENT,), min_rows=FRONT_ROWS + 1),
+    _front_gather(off=(LATENT, LOGITS)),
+    _front_gather(on=(LATENT, LOGITS), min_rows=FRONT_ROWS + 1),
     _divided_front("route_bytes", ("moe.router_shard", "moe.latent_down_shard"), on=(LATENT, LOGITS), **EARLY),
     _divided_front("latent_bytes", ("moe.latent_down_shard",), on=(LATENT,), off=(LOGITS,), stream="aux",
                    after=("attn_res.ffn",), trigger="start"),
     _divided_front("logit_bytes", ("moe.router_shard",), on=(LOGITS,), off=(LATENT,), **EARLY),
     # Shared experts beside the selected ones.
-    _row("moe.shared_gate_up", "skinny_gemv.column_pair", ROWS, weights=("moe.shared_gate_up",), off=(BATCH,),
+    _row("moe.shared_gate_up", "skinny_gemv.column_pair", FRONT, weights=("moe.shared_gate_up",), off=(BATCH,),
          stream="aux", after=("attn_res.ffn",), **SHARED),
-    _row("moe.shared_situ", "unfused.elementwise", {"rows": "rows", "width": "shared_width"}, off=(BATCH,),
+    _row("moe.shared_situ", "unfused.elementwise", {"rows": "front_rows", "width": "shared_width"}, off=(BATCH,),
          stream="aux", **SHARED),
     *_low_batch("moe.shared_gate_up", "moe.shared_gate_up", early={**ASIDE, "trigger": "start", **SHARED},
                 late={**ASIDE, **SHARED}),
-    _row("moe.shared_down", "skinny_gemv.column_pair", ROWS, weights=("moe.shared_down",), off=(BATCH,),
+    _row("moe.shared_down", "skinny_gemv.column_pair", FRONT, weights=("moe.shared_down",), off=(BATCH,),
          stream="aux", launch="pdl", **SHARED),
     *_low_batch("moe.shared_down", "moe.shared_down", early={"stream": "aux", "launch": "pdl", **SHARED},
                 late={"stream": "aux", **SHARED}),
@@ -279,12 +298,19 @@ MOE_ROWS = (
     _row("prefetch.next", "l2_prefetch.bulk", {"budget_bytes": 48 << 20}, weights=("moe.latent_up_shard", "next layer"),
          on=(FETCH,), stream="prefetch", after=("moe.experts", "moe.experts_2")),
     # Tail: sum over experts and ranks, latent norm, sharded up-projection, gather.
-    _row("moe.tail_reduce", "latent_tail.reduce_pull", {**TAIL, "expert_rows": "top_k"}, off=(REDUCE,), launch="pdl",
-         after=("moe.shared_down",), sends="latent", receives=("latent",), transport="pull"),
+    _row("moe.tail_reduce", "latent_tail.reduce_pull", {**TAIL, "expert_rows": "tail_rows"}, off=(REDUCE,),
+         launch="pdl", needs=KEPT, after=("moe.shared_down",), sends="latent", receives=("latent",), transport="pull"),
     _row("moe.latent_up", "latent_tail.up", ROWS, weights=("moe.latent_up_shard",), off=(REDUCE,), launch="pdl",
-         sends="residual"),
+         needs=KEPT, sends="residual"),
     _row("moe.tail_copy", "unfused.poll", {"rows": "rows", "width": "hidden"}, off=(REDUCE,), launch="pdl",
-         receives=("residual",)),
+         needs=KEPT, receives=("residual",)),
+    # Of dispatched tokens a rank has the whole sum, and projects the rows that are its own.
+    _row("moe.latent_norm", "unfused.norm", {"rows": "front_rows", "width": "latent"}, off=(REDUCE,), needs=DISPATCHED),
+    _row("moe.latent_up", "skinny_gemv.column_pair", FRONT, weights=("moe.latent_up",), off=(REDUCE,),
+         needs=DISPATCHED, **PUBLIC),
+    _row("moe.add", "unfused.elementwise", {"rows": "front_rows", "width": "hidden"}, off=(REDUCE,), needs=DISPATCHED,
+         after=("moe.shared_down",)),
+    gather_group(off=(REDUCE,)),
     _row("moe.tail_reduce", "latent_tail.reduce_push", {**TAIL, "expert_rows": "top_k"}, on=(REDUCE,), launch="pdl",
          after=("moe.shared_down",), sends="latent", receives=("latent",), trigger="start"),
     _row("moe.latent_up", "latent_tail.up_ring", ROWS, weights=("moe.latent_up_shard",), on=(REDUCE,), sends="residual",
@@ -317,6 +343,7 @@ FUSED_TABLES: Mapping[str, tuple[Row, ...]] = {
     "mla": products_in_formats(MLA_ROWS, _IN_BF16),
     "dense": products_in_formats(DENSE_ROWS, _IN_BF16),
     "moe": products_in_formats(MOE_ROWS, _IN_BF16),
+    STAGE_END: STAGE_END_ROWS,
     HEAD: HEAD_ROWS,
 }
 

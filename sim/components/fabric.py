@@ -52,6 +52,7 @@ class Exchange:
     """One exchange of a group of ranks: whose data is visible, and since when."""
 
     group_size: int
+    stride: int
     complete: simpy.Event
     visible_ps: dict[int, int] = field(default_factory=dict)  # by rank
 
@@ -82,13 +83,17 @@ class Fabric:
             Fence.PEERS: 2 * self._one_way_ps + self._far_access_ps + self._fence_ps,
         }
         self._exchanges: dict[tuple[int, int, int], Exchange] = {}
-        self._weights: dict[tuple[int, int, int], dict[str, int]] = {}  # of pushes, by rank, size of the group, copies
+        self._weights: dict[tuple[int, int, int, int], dict[str, int]] = {}  # by rank, receivers, copies, stride
 
-    def exchange(self, index: int, rank: int, group_size: int, step: int = 0) -> Exchange:
-        """The exchange that call ``index`` feeds among the group of ``rank``, made at first use; one of each step."""
-        key = (index, step, rank // group_size)
+    def exchange(self, index: int, rank: int, group_size: int, step: int = 0, stride: int = 1) -> Exchange:
+        """The exchange that call ``index`` feeds among the group of ``rank``, made at first use; one of each step.
+
+        ``stride``: from one rank of the group to the next.
+        """
+        group = self._group(rank, group_size, stride)
+        key = (index, step, group.start)
         if key not in self._exchanges:
-            self._exchanges[key] = Exchange(group_size, simpy.Event(self._env))
+            self._exchanges[key] = Exchange(group_size, stride, simpy.Event(self._env))
         return self._exchanges[key]
 
     def copies(self, group_size: int, reach: Reach = Reach.PEERS) -> int:
@@ -106,7 +111,7 @@ class Fabric:
         reach: Reach = Reach.PEERS, fence: Fence = Fence.NONE,
     ) -> simpy.Event:  # fmt: skip
         """Send ``num_bytes`` to whom ``reach`` says; the event fires when the last store has left."""
-        weights = self._push_weights(rank, exchange.group_size, reach)
+        weights = self._push_weights(rank, exchange.group_size, exchange.stride, reach)
         sent = self._ports.transfer(num_bytes, weights, self._egress)
         delay_ps = self._one_way_ps + self._fence_delay_ps[fence]
 
@@ -120,11 +125,11 @@ class Fabric:
             sent.callbacks.append(arrive)
         return sent
 
-    def _push_weights(self, rank: int, group_size: int, reach: Reach) -> Mapping[str, int]:
+    def _push_weights(self, rank: int, group_size: int, stride: int, reach: Reach) -> Mapping[str, int]:
         """Copies of a push that leave the port of a rank, and that enter those of its peers."""
         copies = self.copies(group_size, reach)
         receivers = 1 if reach is Reach.NEXT else group_size - 1
-        key = (rank, receivers, copies)
+        key = (rank, receivers, copies, stride)
         if key in self._weights:
             return self._weights[key]
         weights = {f"egress {rank}": copies}
@@ -132,9 +137,9 @@ class Fabric:
             # Its peers do the same at the same time, so this port receives from all that send to it.
             weights[f"ingress {rank}"] = receivers
         else:
-            group = self._group(rank, group_size)
+            group = self._group(rank, group_size, stride)
             for ahead in range(1, receivers + 1):
-                weights[f"ingress {group[(rank - group.start + ahead) % group_size]}"] = 1
+                weights[f"ingress {group[(group.index(rank) + ahead) % group_size]}"] = 1
         self._weights[key] = weights
         return weights
 
@@ -149,7 +154,7 @@ class Fabric:
         weights = {f"egress {rank}": peers, f"ingress {rank}": parts}
         if len(self._ranks) > 1:
             weights = {f"ingress {rank}": parts}
-            for other in self._group(rank, exchange.group_size):
+            for other in self._group(rank, exchange.group_size, exchange.stride):
                 if other != rank:
                     weights[f"egress {other}"] = 1
         loaded = simpy.Event(self._env)
@@ -170,9 +175,11 @@ class Fabric:
         assert timeout.callbacks is not None
         timeout.callbacks.append(then)
 
-    def _group(self, rank: int, group_size: int) -> range:
-        first = rank // group_size * group_size
-        return range(first, first + group_size)
+    @staticmethod
+    def _group(rank: int, group_size: int, stride: int) -> range:
+        span = group_size * stride
+        first = rank // span * span + rank % stride
+        return range(first, first + span, stride)
 
     def _visible(self, rank: int, exchange: Exchange) -> None:
         exchange.visible_ps[rank] = int(self._env.now)

@@ -52,7 +52,7 @@ class Peers:
     ) -> Steps:  # fmt: skip
         """Send to every peer, or to whom ``reach`` says, until the last store has left."""
         run, sent_ps = state.run, int(self._env.now)
-        exchange = self._fabric.exchange(call.index, self._rank, call.group_size, step)
+        exchange = self._fabric.exchange(call.index, self._rank, call.group_size, step, call.group_stride)
         yield self._fabric.push(self._rank, exchange, num_bytes, reach=reach, fence=fence)
         run.add_span(Phase.SEND, int(self._env.now), -1, sent_ps)
         run.sent_bytes += num_bytes * self._fabric.copies(call.group_size, reach)
@@ -63,7 +63,8 @@ class Peers:
 
         ``sender`` is this rank's own kernel of that exchange. ``num_slots``: that it looks at, 0 for all ranks'.
         """
-        env, exchange = self._env, self._fabric.exchange(call.index, self._rank, call.group_size, step)
+        env = self._env
+        exchange = self._fabric.exchange(call.index, self._rank, call.group_size, step, call.group_stride)
         if not exchange.complete.triggered:
             yield exchange.complete
         complete_ps = max(exchange.visible_ps.values())
@@ -85,7 +86,10 @@ class Peers:
             yield from self.all_reduce(Form(call.transport), state, call, num_bytes)
             return
         if call.transport != "pull":
-            yield from self.push(state, call, num_bytes)
+            # What is another for every peer leaves in as many copies; counters of tokens follow it behind a fence.
+            each = call.transport in ("each", "all-to-all")
+            fence = Fence.PEERS if call.transport == "all-to-all" else Fence.NONE
+            yield from self.push(state, call, num_bytes, reach=Reach.EACH if each else Reach.PEERS, fence=fence)
             yield from self.poll(state.run, call, state)
             return
         yield from self.push(state, call, FLAG_BYTES, fence=Fence.OWN)
@@ -94,7 +98,7 @@ class Peers:
 
     def _load(self, state: KernelState, call: Call, num_bytes: int, *, summed: bool | None = None) -> Steps:
         """Load from every peer, which all load this rank's part as well."""
-        exchange = self._fabric.exchange(call.index, self._rank, call.group_size)
+        exchange = self._fabric.exchange(call.index, self._rank, call.group_size, 0, call.group_stride)
         yield self._fabric.load(self._rank, exchange, num_bytes, summed=summed)
         state.run.sent_bytes += num_bytes * (call.group_size - 1)
         state.run.add_span(Phase.SEND, int(self._env.now))

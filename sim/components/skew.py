@@ -21,6 +21,8 @@ import math
 import random
 from enum import Enum
 
+from k3sim.model.routing import expected_maximum_of_normals
+
 
 class Skew(str, Enum):
     OFF = "off"
@@ -71,16 +73,3 @@ class Lateness:
         late_ps = round(self._maxima[group_size] * math.sqrt(self._variance_ps2))
         self._variance_ps2 = 0.0
         return late_ps
-
-
-def expected_maximum_of_normals(count: int) -> float:
-    """Expected maximum of ``count`` independent standard normals, by numerical integration."""
-    if count <= 1:
-        return 0.0
-    step, total, x = 0.01, 0.0, -8.0
-    while x < 8.0:
-        density = math.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-        below = 0.5 * (1.0 + math.erf(x / math.sqrt(2)))
-        total += x * count * density * below ** (count - 1) * step
-        x += step
-    return total

@@ -43,8 +43,11 @@ class Fold:
 
 
 @lru_cache(maxsize=16)
-def fold_layers(architecture: Architecture) -> Fold:
-    """The distinct layers of an architecture, in an order that keeps each one's neighbours."""
+def fold_layers(architecture: Architecture, stage_ends: frozenset[int] = frozenset()) -> Fold:
+    """The distinct layers of an architecture, in an order that keeps each one's neighbours.
+
+    ``stage_ends``: the last layers of pipeline stages, which hand over.
+    """
     last = architecture.num_layers - 1
 
     def next_mixer(layer: int) -> str:
@@ -58,6 +61,8 @@ def fold_layers(architecture: Architecture) -> Fold:
             architecture.attn_res_sources(layer, "ffn"),
             architecture.ffn(layer - 1) if layer else "",
             next_mixer(layer),
+            layer in stage_ends,
+            layer - 1 in stage_ends,
         )
 
     kept: list[int] = []

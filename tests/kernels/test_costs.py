@@ -20,7 +20,8 @@ from k3sim.kernels.router_topk import cost as router_topk
 from k3sim.kernels.skinny_gemv import cost as skinny_gemv
 from k3sim.kernels.work import Barrier, ReadKind, Unit, Work
 from k3sim.model.config_file import load_architecture
-from k3sim.model.layout import Layout, Workload, rank_matrices
+from k3sim.model.layout import Layout, Workload
+from k3sim.model.matrices import rank_matrices
 from k3sim.model.paths import find_path
 from k3sim.model.program import Weight, build_program
 
@@ -329,6 +330,25 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
         ((), {"rows": 1, "experts": 256, "top_k": 8, "groups": 4}, 0),
         ((), {"rows": 16, "experts": 384, "top_k": 8, "groups": 1}, 0),
     ),
+    "expert_exchange.all_gather": (
+        ((), {"rows": 1, "row_bytes": 2 * H, "ranks": 2}, 0), ((), {"rows": 16, "row_bytes": 2 * H, "ranks": 16}, 0),
+    ),
+    "expert_exchange.reduce_scatter": (
+        ((), {"rows": 1, "row_bytes": 2 * H, "ranks": 2, "summed_rows": 2}, 0),
+        ((), {"rows": 16, "row_bytes": 2 * H, "ranks": 16, "summed_rows": 256}, 0),
+    ),
+    # What arrives is stored to where all tokens of an expert lie: FP8, and 4 bytes for each 128 values.
+    "expert_exchange.dispatch": (
+        ((), {"rows": 1, "received_rows": 1, "top_k": 8, "depth": H, "ranks": 8}, 8 * (H + 56 * 4)),
+        ((), {"rows": 4, "received_rows": 6, "top_k": 16, "depth": L, "ranks": 16}, 96 * (L + 28 * 4)),
+    ),
+    "expert_exchange.combine": (
+        ((), {"rows": 1, "received_rows": 1, "top_k": 8, "depth": H, "ranks": 8}, 0),
+        ((), {"rows": 4, "received_rows": 6, "top_k": 16, "depth": L, "ranks": 16}, 0),
+    ),
+    "expert_exchange.hand_over": (
+        ((), {"rows": 1, "row_bytes": 2 * H, "sources": 1}, 0), ((), {"rows": 16, "row_bytes": 2 * H, "sources": 9}, 0),
+    ),
     "indexer.key_and_query": (
         ((), {"rows": 1, "heads": 64, "head_dim": 128, "index_row_bytes": 132}, 132),
         ((), {"rows": 4, "heads": 32, "head_dim": 128, "index_row_bytes": 132}, 528),
@@ -414,6 +434,8 @@ def test_shapes_used_here_are_the_models() -> None:
         assert matrices["moe.expert_w2"].num_bytes * 16 == (W2_8 if tp == 8 else W2_16).num_bytes
 
 
+DISPATCHED = {"rows": 4, "top_k": 16, "depth": L, "ranks": 16}
+
 # -- what is sent ---------------------------------------------------------------------------------------------------
 
 
@@ -440,6 +462,11 @@ def test_shapes_used_here_are_the_models() -> None:
         ("lm_head.top_k", (bf16(20_480, H),), {"rows": 1}, 512),
         ("skinny_gemv.ring_push", (bf16(112, H),), {"rows": 4, "sent_bytes_per_row": 1344}, 5376),
         ("unfused.query_gather", (), {"rows": 1, "heads": 12, "kv_row_bytes": 576}, 6912),
+        # All tokens that arrive come from each of 16 ranks alike: FP8 with scales there, bf16 back.
+        ("expert_exchange.dispatch", (), {**DISPATCHED, "received_rows": 6}, 6 * 16 * (L + 28 * 4) // 16),
+        ("expert_exchange.combine", (), {**DISPATCHED, "received_rows": 6}, 6 * 16 * 2 * L // 16),
+        ("expert_exchange.all_gather", (), {"rows": 4, "row_bytes": 2 * H, "ranks": 8}, 4 * 14_336),
+        ("expert_exchange.hand_over", (), {"rows": 4, "row_bytes": 2 * H, "sources": 9}, 9 * 4 * 14_336),
         # own heads of 512 values in bf16 and one log-sum-exp in fp32
         ("mla_decode.partial", (), {**ATTENTION8, "heads": 96, "context": 1024, "context_ranks": 8}, 12 * 1028),
     ],

@@ -27,7 +27,8 @@ from k3sim.kernels.costs import work_of
 from k3sim.model.architecture import Architecture
 from k3sim.model.collectives import BLACKWELL, HOPPER, Collectives
 from k3sim.model.config_file import load_architecture
-from k3sim.model.layout import Layout, Workload, rank_matrices
+from k3sim.model.layout import Layout, Workload
+from k3sim.model.matrices import rank_matrices
 from k3sim.model.paths import PATH_NAMES, find_path
 from k3sim.model.program import Call, build_program
 from k3sim.model.weight_formats import FORMATS, NVFP4

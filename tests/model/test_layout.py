@@ -17,17 +17,8 @@ from k3sim.errors import UserError
 from k3sim.model.architecture import Architecture
 from k3sim.model.checkpoint import total_bytes
 from k3sim.model.config_file import load_architecture
-from k3sim.model.layout import (
-    Layout,
-    Workload,
-    accepted_tp,
-    check_layout,
-    check_workload,
-    expert_slice,
-    kv_bytes_per_token,
-    rank_matrices,
-    rank_shapes,
-)
+from k3sim.model.layout import Layout, Workload, accepted_tp, check_layout, check_workload
+from k3sim.model.matrices import expert_slice, kv_bytes_per_token, rank_matrices, rank_shapes
 from k3sim.model.memory import RUNTIME_RESERVE_BYTES, check_fits, resident_bytes
 
 K3 = load_architecture()
@@ -160,9 +151,9 @@ def test_one_ranks_weights_are_the_text_checkpoint() -> None:
     assert resident(Layout(tp=1)).weights == text_bytes + in_proj_padding - unused_decay_entries
 
 
-def test_sharding_the_latent_projections_saves_their_copies() -> None:
-    saved = resident(TP16).weights - resident(TP16, sharded_latent=True).weights
-    assert saved == 92 * 2 * 51_380_224 * 15 // 16
+def test_sharding_all_saves_copies_of_the_front() -> None:
+    saved = resident(TP16).weights - resident(Layout(tp=16, shard_all=True)).weights
+    assert saved == 92 * (2 * 51_380_224 + 12_845_056) * 15 // 16
 
 
 def test_cache_and_state_scale_with_requests() -> None:
@@ -236,7 +227,7 @@ def test_tags_are_short_and_ordered() -> None:
         (Layout(tp=24), "not a power of two"),
         (Layout(tp=64), "not a power of two from 1 to 32"),
         (Layout(tp=8, ep=3), "ep=3 at tp=8"),
-        (Layout(tp=8, ep=16), "across data-parallel replicas is not modelled"),
+        (Layout(tp=8, ep=16), "experts lie on the ranks of one replica, so ep divides tp"),
         (Layout(tp=8, dcp=16), "accepted: 1, 2, 4, 8"),
         (Layout(tp=8, dcp=0), "dcp=0 at tp=8"),
         (Layout(dp=0), "dp=0 replicas; 1 to 1024 are accepted"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -12,7 +13,8 @@ from k3sim.errors import UserError
 from k3sim.kernels.costs import all_costs
 from k3sim.kernels.expert_gemv.launch import MAX_ROWS, WIDTHS
 from k3sim.model.config_file import load_architecture
-from k3sim.model.layout import Layout, Workload, rank_matrices
+from k3sim.model.layout import Layout, Workload
+from k3sim.model.matrices import rank_matrices
 from k3sim.model.paths import PARTS, PATH_NAMES, PUBLIC_TABLES, SWITCHES, find_path
 from k3sim.model.paths.megakernel import MEGAKERNEL_TABLES
 from k3sim.model.paths.own import MAX_OWN_ROWS, OWN_EXPERT_WIDTHS, OWN_TABLES, check_own
@@ -120,7 +122,11 @@ def test_every_row_runs_under_some_switches() -> None:
         frozenset(name for name, on in zip((*SWITCHES, *parts), bits, strict=True) if on)
         for bits in product((0, 1), repeat=len(SWITCHES) + len(parts))
     ]
-    layouts = [(Layout(tp=8), 12), (Layout(tp=16), 6), (Layout(tp=16, dcp=2), 6)]
+    groups = Layout(tp=16, ep=16, attn_dp=2)
+    layouts = [
+        (Layout(tp=8), 12), (Layout(tp=16), 6), (Layout(tp=16, dcp=2), 6), (Layout(tp=16, shard_all=True), 6),
+        (groups, 12), (replace(groups, dispatch=True), 12), (Layout(tp=1), 96),
+    ]  # fmt: skip
     for row in ROWS:
         assert any(
             row.applies(switches, layout, heads, rows, snapshot=True, features=ANY_FEATURES)

@@ -35,13 +35,12 @@ def test_a_whole_rank_of_k3_fits_one_h200() -> None:
 
 
 def test_the_fused_rank_lacks_only_what_is_sharded() -> None:
-    """The model's own count has router and latent projections in full; the path shards three of the four."""
+    """Router and both latent projections are sharded by the path, as --shard-all has them."""
     layout, workload = Layout(tp=16), Workload()
     program = build_program(K3, layout, workload, find_path("fused", kernel_set="own"))
     mine = needed_bytes(program, K3, layout, workload, max_tokens=workload.context)
-    whole = resident_bytes(K3, layout, concurrency=1, context=8192, kv_dtype="fp8", sharded_latent=True)
-    router, shard = 896 * 7168 * 2, 896 // 16 * 7168 * 2
-    assert mine.weights == whole.weights - 92 * (router - shard)
+    sharded = Layout(tp=16, shard_all=True)
+    assert mine.weights == resident_bytes(K3, sharded, concurrency=1, context=8192, kv_dtype="fp8").weights
 
 
 @pytest.mark.parametrize("name", ["stock", "fused"])

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from k3sim.sim.machine_share import described_shares, machine_shares
+from k3sim.sim.options import Options
 from k3sim.sim.predict import Prediction, predict
-from k3sim.sim.question import Options, ask
+from k3sim.sim.question import ask
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ import math
 import pytest
 
 from k3sim.errors import UserError
-from k3sim.sim.question import Options, ask
+from k3sim.sim.options import Options
+from k3sim.sim.question import ask
 
 
 def test_refusal_names_the_options_that_help() -> None:

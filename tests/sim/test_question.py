@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from k3sim.errors import UserError
 from k3sim.model.paths import PARTS, SWITCHES
 from k3sim.model.switches import named
+from k3sim.sim.options import OPTIONS, Options, read_command, read_side
 from k3sim.sim.predict import predict, program_of
 from k3sim.sim.profile import profile_path
-from k3sim.sim.question import OPTIONS, Options, ask, question_of, read_command, read_side
+from k3sim.sim.question import ask, question_of
 
 SWITCH_NAMES = st.lists(st.sampled_from([*SWITCHES, *PARTS]), max_size=3, unique=True).map(tuple)
 WORDS = st.text("abcdefgh'\" $\\/.-_0", min_size=1, max_size=12)

@@ -8,7 +8,8 @@ import pytest
 from k3sim.calibrate.compare.shipped_steps import measured_steps
 from k3sim.calibrate.evidence import load_evidence
 from k3sim.sim.compared_range import COMPARED, KIMI_K3, ComparedRange, family_of
-from k3sim.sim.question import Options, ask, question_of
+from k3sim.sim.options import Options
+from k3sim.sim.question import ask, question_of
 
 
 def test_the_table_is_that_of_the_records() -> None:

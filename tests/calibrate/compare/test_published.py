@@ -20,8 +20,9 @@ from k3sim.cli import main
 from k3sim.errors import UserError
 from k3sim.model.layout import Workload
 from k3sim.model.paths import find_path
+from k3sim.sim.options import has_option, read_command
 from k3sim.sim.predict import predict
-from k3sim.sim.question import has_option, question_of, read_command
+from k3sim.sim.question import question_of
 
 ROOT = Path(__file__).parents[3]
 RECORDS = evidence.load_evidence()

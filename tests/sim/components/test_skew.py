@@ -7,7 +7,8 @@ import statistics
 
 import pytest
 
-from k3sim.sim.components.skew import Lateness, Paces, expected_maximum_of_normals
+from k3sim.model.routing import expected_maximum_of_normals
+from k3sim.sim.components.skew import Lateness, Paces
 
 
 @pytest.mark.parametrize(
