@@ -154,6 +154,15 @@ def _moe_matrices(arch: Architecture, layout: Layout) -> list[Matrix]:
     ]
 
 
+def held_as(matrix: Matrix, layout: Layout) -> str:
+    """What part of a matrix one rank holds: ``whole``, or a fraction of it; of experts, of how many."""
+    if matrix.name.startswith("moe.expert_"):
+        cut = layout.tp // layout.ep
+        slices = f"1/{cut} of each" if cut > 1 else "whole"
+        return f"{slices}, 1/{layout.ep} of them" if layout.ep > 1 else slices
+    return "whole" if matrix.replicated or layout.attention_tp == 1 else f"1/{layout.attention_tp}"
+
+
 def rank_shapes(arch: Architecture, layout: Layout) -> RankShapes:
     """Heads, experts and state sizes of one rank.
 

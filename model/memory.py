@@ -51,6 +51,20 @@ class Room:
     users: int
     tokens: int | None
 
+    def to_dict(self) -> dict[str, int | None]:
+        """As JSON; docs/json.md describes it."""
+        held = self.resident
+        return {
+            "weights_bytes": held.weights,
+            "kv_cache_bytes": held.kv_cache,
+            "kda_state_bytes": held.kda_state,
+            "activations_and_workspace_bytes": held.activations_and_workspace,
+            "total_bytes": held.total,
+            "capacity_bytes": self.capacity,
+            "users_that_fit": self.users,
+            "tokens_that_fit": self.tokens,
+        }
+
 
 def resident_bytes(
     arch: Architecture, layout: Layout, *, concurrency: int, context: int, kv_dtype: KvDtype

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from k3sim.model.architecture import Architecture
     from k3sim.model.collectives import Form
     from k3sim.model.layout import Layout, Workload
+    from k3sim.model.memory import Room
     from k3sim.model.step import Path
     from k3sim.sim.machine import Machine
 
@@ -39,6 +40,7 @@ class Question:
     all_reduce: Form | None = None  # None: as libraries choose
     folded: bool = True
     memory_warning: str = ""  # what does not fit, where that is ignored
+    memory_bytes: int | None = None  # of one GPU, where it was stated; None: the machine's
     footprint_draw: int = 0  # which of the footprints that are not published; 0: the middle of each
 
     def expected(self) -> Question:
@@ -46,6 +48,19 @@ class Question:
         if self.skew is not Skew.SAMPLED:
             return self
         return replace(self, skew=Skew.EXPECTED, folded=True)
+
+    def room(self) -> Room:
+        """What one GPU holds, and how many users and tokens would fit."""
+        from k3sim.model.memory import room
+
+        return room(
+            self.architecture,
+            self.path.layout(self.layout, self.workload, self.pad_experts),
+            concurrency=self.workload.concurrency,
+            context=self.workload.context,
+            kv_dtype=self.workload.kv_dtype,
+            capacity=self.memory_bytes or self.machine.hbm_capacity_bytes,
+        )
 
     @property
     def warnings(self) -> list[str]:
@@ -121,6 +136,7 @@ def ask(options: Options) -> Question:
         pad_experts=options.pad_experts,
         all_reduce=all_reduce,
         memory_warning=memory_warning,
+        memory_bytes=None if options.memory is None else round(options.memory * 1e9),
         folded=skew is not Skew.SAMPLED,
     )
 
@@ -215,6 +231,13 @@ def _form(options: Options, machine: Machine) -> Form | None:
             f"the project's own kernels sum in one shot; --all-reduce {options.all_reduce} needs --kernels public"
         )
     return Form(options.all_reduce)
+
+
+def gpus_of(command: str) -> int | None:
+    """GPUs that the question of a command is about; None for a command that is not a prediction's."""
+    if not command.startswith("k3sim timeline"):
+        return None
+    return _layout(read_command(command, not_yet=True)).num_gpus
 
 
 @lru_cache(maxsize=512)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from k3sim.sim.intervals import interval_around
+from k3sim.sim.question import gpus_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +99,7 @@ class ComparedCase:
             "why": self.why,
             "unknown": self.unknown,
             "command": self.command,
+            "num_gpus": gpus_of(self.command),
         }
 
 

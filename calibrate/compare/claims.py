@@ -25,7 +25,7 @@ from k3sim.sim.draws import check_draws
 from k3sim.sim.intervals import interval_around
 from k3sim.sim.predict import predict
 from k3sim.sim.progress import OnDone, ignore_progress
-from k3sim.sim.question import question_of
+from k3sim.sim.question import gpus_of, question_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Answer:
     against: str
 
     def to_dict(self) -> dict[str, Any]:
-        return dict(self.__dict__)
+        return {**self.__dict__, "num_gpus": gpus_of(self.command)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +81,7 @@ class Judgement:
             "verdict": self.verdict,
             "needs": list(one.missing),
             "command": one.sides[-1].command,
+            "num_gpus": gpus_of(one.sides[-1].command),
             "against": one.sides[-1].against,
             "series": [each.to_dict() for each in self.series],
         }

@@ -22,7 +22,7 @@ from k3sim.sim.machine import Machine
 from k3sim.sim.predict import predict
 from k3sim.sim.progress import OnDone, ignore_progress
 from k3sim.sim.quantities import quantity, quantity_range
-from k3sim.sim.question import question_of
+from k3sim.sim.question import gpus_of, question_of
 
 SCENARIO = "gb300-one-user"
 NUM_VALUES = 5
@@ -65,6 +65,7 @@ class Sensitivity:
     high: float
     verdict: str
     values: tuple[Sensitive, ...]
+    num_gpus: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.__dict__, "values": [one.to_dict() for one in self.values]}
@@ -142,6 +143,7 @@ def _of_figure(
         low=case.low,
         high=case.high,
         verdict=judged.verdict,
+        num_gpus=gpus_of(figure.sides[-1].command),
         values=tuple(
             Sensitive(
                 field=field,
@@ -254,7 +256,9 @@ def lines_of(found: Sequence[Sensitivity]) -> list[str]:
     """In plain words, one line a value."""
     lines = []
     for one in found:
-        lines.append(f"{one.label}: claimed {one.claimed:g} {one.unit}, predicted {one.predicted:.4g}, {one.verdict}")
+        on = f" on {one.num_gpus} GPUs" if one.num_gpus else ""
+        claimed = f"claimed {one.claimed:g} {one.unit}, predicted {one.predicted:.4g}, {one.verdict}"
+        lines.append(f"{one.label}{on}: {claimed}")
         for value in one.values:
             ends = f"{value.at_low:.4g} to {value.at_high:.4g} over its interval"
             moves = (

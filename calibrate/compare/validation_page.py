@@ -16,6 +16,7 @@ from k3sim.calibrate.compare.case import ComparedCase
 from k3sim.calibrate.compare.claims import JudgedClaim
 from k3sim.calibrate.compare.validate import Validation, coverage, groups, summary
 from k3sim.sim.export.whole_file import write_whole_file
+from k3sim.sim.question import gpus_of
 
 TITLE = "Published results beside predictions"
 COLOURS = ("#3b82d6", "#c2571a", "#2e7d4f", "#7a4fa3", "#b03a5b", "#5d6b78", "#a0822a", "#1f8a8a")
@@ -121,13 +122,14 @@ def _rows(found: Validation) -> list[str]:
         ),
         numbers=(1, 2, 3, 4, 5, 6),
     )
-    columns = ("what", "machine", "kind", "published", "predicted", "error", "interval", "inside", "source")
+    columns = ("what", "machine", "GPUs", "kind", "published", "predicted", "error", "interval", "inside", "source")
     table = page_parts.html_table(
         columns,
         (
             (
                 page_parts.two_lines(row.label, engine if row.judged else f"{engine}; not judged: {row.why}"),
                 hardware,
+                str(gpus_of(row.command) or ""),
                 kind,
                 f"{row.measured:,.4g} {row.unit}",
                 f"{row.predicted:,.4g} {row.unit}",
@@ -139,7 +141,7 @@ def _rows(found: Validation) -> list[str]:
             for (kind, hardware, engine), rows in groups(found.rows).items()
             for row in rows
         ),
-        numbers=(3, 4, 5, 6),
+        numbers=(2, 4, 5, 6, 7),
     )
     return [
         "<section><h2>Parity</h2><p>Nothing here was fitted. Open symbols are results that the model does not "

@@ -12,6 +12,7 @@ from k3sim.commands import output, terminal
 from k3sim.commands.options import Draws, Jobs, Json, Seed
 from k3sim.commands.progress import Progress, progress
 from k3sim.errors import UserError
+from k3sim.sim.question import gpus_of
 
 if TYPE_CHECKING:
     from k3sim.calibrate.compare.claims import JudgedClaim
@@ -62,11 +63,13 @@ def print_claims(claims: Sequence[JudgedClaim]) -> None:
     console = terminal.console()
     for one in claims:
         console.print(f"{one.scenario.title}: {one.scenario.claim}")
-        table = terminal.table("figure", "claimed", "predicted", "90 % of draws", "unit", "verdict", folded=(0,))
+        heads = ("figure", "GPUs", "claimed", "predicted", "90 % of draws", "unit", "verdict")
+        table = terminal.table(*heads, folded=(0,))
         for each in one.figures:
             falls, answer = each.figure.unit == "falls", each.answer
             table.add_row(
                 each.figure.label,
+                str(gpus_of(each.figure.sides[-1].command) or ""),
                 "falls" if falls else f"{each.figure.value:g}",
                 f"{answer.predicted:.4g}" if answer else "",
                 f"{answer.low:.4g} to {answer.high:.4g}" if answer else "",
@@ -75,11 +78,12 @@ def print_claims(claims: Sequence[JudgedClaim]) -> None:
             )
             for point in each.series:
                 between = f"{point.low:.4g} to {point.high:.4g}"
-                table.add_row(f"  {point.label}", "", f"{point.predicted:.4g}", between, "x", "")
+                gpus = str(gpus_of(point.command) or "")
+                table.add_row(f"  {point.label}", gpus, "", f"{point.predicted:.4g}", between, "x", "")
         for answer, holds in one.alternatives:
             table.add_row(
-                f"  {answer.label}", "", f"{answer.predicted:.4g}", f"{answer.low:.4g} to {answer.high:.4g}", "",
-                "claim holds" if holds else "does not hold",
+                f"  {answer.label}", str(gpus_of(answer.command) or ""), "", f"{answer.predicted:.4g}",
+                f"{answer.low:.4g} to {answer.high:.4g}", "", "claim holds" if holds else "does not hold",
             )  # fmt: skip
         terminal.print_table(table)
         if one.bias is not None:

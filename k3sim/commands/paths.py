@@ -27,6 +27,7 @@ KINDS = {
     "mla": ("mixer of an MLA layer", "the layer before"),
     "dense": ("FFN of a dense layer", "the mixer"),
     "moe": ("FFN of an MoE layer", "the mixer"),
+    "stage end": ("from one pipeline stage to the next", "the FFN"),
     "head": ("after the layers", "the last layer"),
 }
 
@@ -76,6 +77,7 @@ def overview() -> dict[str, Any]:
 
 def table_of(question: Question) -> dict[str, Any]:
     """The kernels that a question's path runs on its layout for its rows, by kind of layer and in order."""
+    from k3sim.model.matrices import held_as, rank_matrices
     from k3sim.model.program import rows_of
     from k3sim.model.switches import parts_at
     from k3sim.sim.predict import collectives_of
@@ -89,8 +91,10 @@ def table_of(question: Question) -> dict[str, Any]:
             question.architecture, layout, workload, path, kind, collectives=collectives, snapshot=snapshot
         )
 
-    running = {kind: running_rows(kind, snapshot=True) for kind in KINDS if kind in question.architecture.tables}
+    tables = {*question.architecture.tables, *(["stage end"] if layout.pp > 1 else [])}
+    running = {kind: running_rows(kind, snapshot=True) for kind in KINDS if kind in tables}
     everywhere = {kind: running_rows(kind, snapshot=False) for kind in running}
+    matrices = rank_matrices(question.architecture, layout)
     stages = {row.stage for table in running.values() for row in table}
     kinds: dict[str, list[dict[str, Any]]] = {}
     for kind, table in running.items():
@@ -108,6 +112,7 @@ def table_of(question: Question) -> dict[str, Any]:
                     "receives": list(row.receives),
                     "sends": row.sends,
                     "reads": list(row.weights),
+                    "held": {name: held_as(matrices[name], layout) for name in row.weights if name in matrices},
                     "brought_by": list(parts_at(row.stage, row.on)),
                     "replaced_by": list(parts_at(row.stage, row.off)),
                     "snapshot_layers_only": row not in everywhere[kind],
@@ -153,10 +158,13 @@ def print_path(document: Mapping[str, Any]) -> None:
         soft_wrap=True,
     )
     replaced = any(row["replaced_by"] for rows in document["kinds"].values() for row in rows)
-    columns = ["operator", "stream", "launch", "waits for", "reads", "brought by", *(["replaced by"] * replaced)]
+    columns = [
+        "operator", "stream", "launch", "waits for", "reads", "of which a rank holds", "brought by",
+        *(["replaced by"] * replaced),
+    ]  # fmt: skip
     for kind, rows in document["kinds"].items():
         what, follows = KINDS[kind]
-        found = terminal.table(f"{kind}: {what}", *columns, left=8, folded=(4, 5, 6, 7))
+        found = terminal.table(f"{kind}: {what}", *columns, left=9, folded=(4, 5, 6, 7, 8))
         for row in rows:
             cells = [
                 row["stage"],
@@ -165,6 +173,7 @@ def print_path(document: Mapping[str, Any]) -> None:
                 row["launch"],
                 ", ".join(_waits_for(row, follows)),
                 ", ".join(row["reads"]),
+                ", ".join(dict.fromkeys(row["held"].values())),
                 " + ".join(row["brought_by"]) + (" (snapshot layers)" if row["snapshot_layers_only"] else ""),
                 *([" or ".join(row["replaced_by"])] * replaced),
             ]

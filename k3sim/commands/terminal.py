@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from k3sim.model.memory import Room
+
 GAP = 2  # spaces between columns
 LEAST_TEXT = 24  # columns of texts are not made narrower than this
 UNBOUNDED = 100_000  # columns of what is no terminal
@@ -131,3 +133,15 @@ def _widened(block: dict[int, int], widest: dict[int, int], folded: frozenset[in
 
 def num_gpus(count: int) -> str:
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def memory_line(room: Room) -> str:
+    """What one GPU holds of what it has, and what would fit."""
+    held = room.resident
+    parts = {"weights": held.weights, "KV cache": held.kv_cache, "KDA state": held.kda_state}
+    named = ", ".join(f"{name} {size / 1e9:,.1f}" for name, size in parts.items() if size)
+    tokens = "" if room.tokens is None else f", or for {room.tokens:,} cached tokens in all"
+    return (
+        f"memory of a GPU: {held.total / 1e9:,.1f} of {room.capacity / 1e9:,.1f} GB ({named}, workspace "
+        f"{held.activations_and_workspace / 1e9:,.1f}); room for {room.users:,} users at this context{tokens}"
+    )

@@ -79,6 +79,10 @@ def print_report(report: Report, files: Mapping[str, str]) -> None:
         f"{question.architecture.name} on {terminal.num_gpus(question.layout.num_gpus)} of {question.machine.title}, "
         f"{question.layout.tag}, concurrency {question.workload.concurrency}, context {question.workload.context}"
     )
+    console.print(terminal.memory_line(question.room()))
+    if question.layout.pp > 1:
+        filled = question.layout.pp * report.main.tokens_per_second
+        console.print(f"with all {question.layout.pp} stages filled: {filled:,.1f} tok/s in all")
     console.print()
     between = ["90 % of draws us"] if report.intervals else []
     heads = ("path", "step us", *between, "tok/s/user", "tok/s/GPU", "tok/s total", "speed-up", "floor us", "of floor")

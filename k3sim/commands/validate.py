@@ -13,6 +13,7 @@ from k3sim.commands import output, terminal
 from k3sim.commands.options import Draws, Jobs, Json, Seed, html_file
 from k3sim.commands.progress import progress
 from k3sim.errors import UserError
+from k3sim.sim.question import gpus_of
 
 if TYPE_CHECKING:
     from k3sim.calibrate.compare.case import ComparedCase
@@ -111,12 +112,13 @@ def print_validation(found: Validation) -> None:
 
     console = terminal.console()
     for (kind, hardware, engine), rows in groups(found.rows).items():
-        columns = ("unit", "published", "predicted", "error", "interval", "inside")
+        columns = ("GPUs", "unit", "published", "predicted", "error", "interval", "inside")
         table = terminal.table(f"{hardware}, {engine}: {kind}s", *columns)
         for row in rows:
             low, high = row.interval
             table.add_row(
                 row.label if row.judged else f"({row.label})",
+                str(gpus_of(row.command) or ""),
                 row.unit,
                 f"{row.measured:,.4g}",
                 f"{row.predicted:,.4g}",

@@ -35,10 +35,31 @@ def headline(report: Mapping[str, Any]) -> str:
 <h1>One decode step of {text(report.get("model", "the model"))}</h1>
 <p class="facts">{" · ".join(facts)}</p>
 <p class="answer">{_answer(report)}</p>
+{_memory(report.get("memory"))}
 {_paths_table(report["paths"])}
 <p class="facts">Memory roofline: the bytes that the step must read, at the bandwidth that the machine achieves.</p>
 </header>
 """
+
+
+def _memory(memory: Mapping[str, Any] | None) -> str:
+    """What one GPU holds, and what would fit, as a line."""
+    if not memory:
+        return ""
+    held = {
+        "weights": memory["weights_bytes"],
+        "KV cache": memory["kv_cache_bytes"],
+        "KDA state": memory["kda_state_bytes"],
+        "workspace": memory["activations_and_workspace_bytes"],
+    }
+    named = ", ".join(f"{name} {number(size / 1e9, digits=1)}" for name, size in held.items() if size)
+    tokens = memory["tokens_that_fit"]
+    also = "" if tokens is None else f", or {number(tokens)} cached tokens in all"
+    return (
+        f'<p class="facts">Memory of a GPU: {number(memory["total_bytes"] / 1e9, digits=1)} of '
+        f'{number(memory["capacity_bytes"] / 1e9, digits=1)} GB ({named}); room for '
+        f'{number(memory["users_that_fit"])} users at this context{also}</p>'
+    )
 
 
 def _answer(report: Mapping[str, Any]) -> str:
