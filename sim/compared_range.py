@@ -52,12 +52,13 @@ def family_of(architecture: Architecture) -> str:
 
 
 def range_warnings(architecture: Architecture, layout: Layout, workload: Workload) -> list[str]:
-    """What lies outside of ``COMPARED``, as one line, and how many replicas would be idle, as another."""
+    """What lies outside of ``COMPARED``, as one line, and how many groups would be idle, as another."""
     found = []
-    if layout.dp > workload.concurrency:
-        idle = layout.dp - workload.concurrency
+    if layout.num_groups > workload.concurrency:
+        idle = layout.num_groups - workload.concurrency
+        groups = "replicas" if layout.attn_dp == 1 else "attention groups"
         found.append(
-            f"{idle} of {layout.dp} replicas {'has' if idle == 1 else 'have'} no request at concurrency "
+            f"{idle} of {layout.num_groups} {groups} {'has' if idle == 1 else 'have'} no request at concurrency "
             f"{workload.concurrency}: their GPUs are idle, and tok/s/GPU counts them"
         )
     outside = _outside(family_of(architecture), layout, workload)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from k3sim.sim.machine import Machine
 
 MAX_SEED = 2**31 - 1
-LAYOUT_SIZES = ("tp", "ep", "dp", "attn-dp", "pp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +147,6 @@ def _layout(options: Options) -> Layout:
 
     check_name("meaning of flags", options.flags, ("sglang", "vllm"))
     check_name("expert exchange", options.expert_exchange, ("gather", "dispatch"))
-    for word, option in OPTIONS.items():
-        if option.kind is int and word in LAYOUT_SIZES and getattr(options, option.name) < 1:
-            raise UserError(f"{word}={getattr(options, option.name)}; accepted: 1 or more")
     sizes = engine_sizes(
         options.flags, tp=options.tp, dp=options.dp, ep=options.ep, attn_dp=options.attn_dp,
         dp_attention=options.enable_dp_attention,
@@ -172,7 +168,7 @@ def _check_path(path: Path, layout: Layout) -> None:
         for word, has in (
             ("attention groups", layout.attn_dp > 1),
             ("pipeline stages", layout.pp > 1),
-            ("a front that is divided without a switch", layout.shard_all and path.kernel_set == "own"),
+            ("front that is divided without a switch", layout.shard_all and path.kernel_set == "own"),
         )
         if has
     ]
@@ -183,7 +179,7 @@ def _check_path(path: Path, layout: Layout) -> None:
         )
     parts = path.switches & {"sharded-router.latent", "sharded-router.logits"}
     if layout.shard_all and len(parts) == 1:
-        raise UserError(f"shard-all with only {parts.pop()}: give the whole switch sharded-router, or neither part")
+        raise UserError(f"shard-all with only {min(parts)}: give the whole switch sharded-router, or neither part")
     if layout.shard_all and layout.dispatch:
         raise UserError("shard-all with expert-exchange dispatch: a rank projects rows that are its own; give one")
 

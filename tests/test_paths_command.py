@@ -81,6 +81,6 @@ def test_a_part_turns_its_own_rows_alone(capsys: Capture) -> None:
 def test_a_table_names_what_brings_a_kernel(capsys: Capture) -> None:
     lines = [" ".join(line.split()) for line in shown(capsys, "fused").splitlines()]
     assert lines[0].startswith("fused with public kernels, tp16ep1dcp1 on 16 GPUs, concurrency 1; switches: low-b")
-    row = "kda.o_proj proj_allreduce.produce main pdl kda.decode kda.o_proj fused-allreduce.o-proj"
+    row = "kda.o_proj proj_allreduce.produce main pdl kda.decode kda.o_proj 1/16 fused-allreduce.o-proj"
     assert row in lines
-    assert "moe.shared_gate_up skinny_gemv.ring aux graph attn_res.ffn moe.shared_gate_up" in " ".join(lines)
+    assert "moe.shared_gate_up skinny_gemv.ring aux graph attn_res.ffn moe.shared_gate_up 1/16" in " ".join(lines)

@@ -112,7 +112,7 @@ def table_of(question: Question) -> dict[str, Any]:
                     "receives": list(row.receives),
                     "sends": row.sends,
                     "reads": list(row.weights),
-                    "held": {name: held_as(matrices[name], layout) for name in row.weights if name in matrices},
+                    "held": [held_as(matrices[name], layout) for name in row.weights if name in matrices],
                     "brought_by": list(parts_at(row.stage, row.on)),
                     "replaced_by": list(parts_at(row.stage, row.off)),
                     "snapshot_layers_only": row not in everywhere[kind],
@@ -173,7 +173,7 @@ def print_path(document: Mapping[str, Any]) -> None:
                 row["launch"],
                 ", ".join(_waits_for(row, follows)),
                 ", ".join(row["reads"]),
-                ", ".join(dict.fromkeys(row["held"].values())),
+                ", ".join(dict.fromkeys(row["held"])),
                 " + ".join(row["brought_by"]) + (" (snapshot layers)" if row["snapshot_layers_only"] else ""),
                 *([" or ".join(row["replaced_by"])] * replaced),
             ]

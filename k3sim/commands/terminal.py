@@ -138,10 +138,8 @@ def num_gpus(count: int) -> str:
 def memory_line(room: Room) -> str:
     """What one GPU holds of what it has, and what would fit."""
     held = room.resident
-    parts = {"weights": held.weights, "KV cache": held.kv_cache, "KDA state": held.kda_state}
-    named = ", ".join(f"{name} {size / 1e9:,.1f}" for name, size in parts.items() if size)
-    tokens = "" if room.tokens is None else f", or for {room.tokens:,} cached tokens in all"
+    tokens = "" if room.tokens is None else f", or {room.tokens:,} cached tokens"
     return (
-        f"memory of a GPU: {held.total / 1e9:,.1f} of {room.capacity / 1e9:,.1f} GB ({named}, workspace "
-        f"{held.activations_and_workspace / 1e9:,.1f}); room for {room.users:,} users at this context{tokens}"
+        f"memory of a GPU: {held.total / 1e9:,.1f} of {room.capacity / 1e9:,.1f} GB, "
+        f"weights {held.weights / 1e9:,.1f}; room for {room.users:,} users at this context{tokens}"
     )

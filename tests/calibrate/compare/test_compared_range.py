@@ -39,9 +39,10 @@ def test_the_table_is_that_of_the_records() -> None:
             ["concurrency 128 and context 511 at tp16ep1dcp1 (but with concurrency 1 to 16 and context 512 to 131072)"],
         ),
         (Options(tp=32), ["with layout tp32ep1dcp1 (but with tp16ep1dcp1, tp8ep1dcp1, tp8ep8dcp1, tp8ep8dcp8)"]),
-        (Options(dp=64), ["63 of 64 replicas have no request at concurrency 1", "with layout tp16dp64ep1dcp1"]),
-        (Options(dp=2), ["1 of 2 replicas has no request at concurrency 1", "with layout tp16dp2ep1dcp1"]),
-        (Options(dp=2, concurrency=2), ["with layout tp16dp2ep1dcp1"]),
+        (Options(dp=64), ["63 of 64 replicas have no request", "with layout tp16dp64ep1dcp1", "1024 GPUs"]),
+        (Options(dp=2), ["1 of 2 replicas has no request at concurrency 1", "with layout tp16dp2ep1dcp1", "32 GPUs"]),
+        (Options(dp=2, concurrency=2), ["with layout tp16dp2ep1dcp1", "32 GPUs"]),
+        (Options(attn_dp=2, path="stock"), ["1 of 2 attention groups has no", "with layout tp16attndp2ep1dcp1"]),
     ],
 )
 def test_a_question_outside_says_so(options: Options, says: list[str]) -> None:
