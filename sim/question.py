@@ -152,7 +152,10 @@ def _layout(options: Options) -> Layout:
         dp_attention=options.enable_dp_attention,
     )  # fmt: skip
     return Layout(
-        **sizes,
+        tp=sizes["tp"],
+        dp=sizes["dp"],
+        ep=sizes["ep"],
+        attn_dp=sizes["attn_dp"],
         dcp=options.dcp,
         pp=options.pp,
         dispatch=options.expert_exchange == "dispatch",
