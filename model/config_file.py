@@ -29,8 +29,9 @@ from k3sim.model.config_text import (
     spelling,
     text_of,
 )
-from k3sim.model.documents.document import Accepted, read_json, shown_path
+from k3sim.model.documents.document import Accepted, read_json
 from k3sim.model.documents.kinds import Kind
+from k3sim.model.hub_cache import cached_model, snapshot_config
 from k3sim.model.weight_formats import FORMATS, WeightFormat
 
 DATA = Path(__file__).parent / "data"
@@ -53,8 +54,8 @@ def load_architecture(
 
     The file may nest the language model under ``text_config``, as releases of Kimi do, or be that part alone; without
     ``vision_config`` the vision tower is left out of the totals. A folder may also be a model's in the cache of Hugging
-    Face, where it has one snapshot. A ``hf_quant_config.json`` beside the config is read where that says nothing of
-    quantisation.
+    Face, which ``owner/name`` finds too. A ``hf_quant_config.json`` beside the config is read where that says nothing
+    of quantisation.
 
     ``ignored``: fields that are left out. ``weights``: ``TARGET=FORMAT`` each. ``state_dtype``: of KDA's state.
 
@@ -68,7 +69,7 @@ def load_architecture(
     elif shipped is not None and not ignored:
         found = build(str(path), json.loads(shipped.read_text(encoding="utf-8")))
     else:
-        found = _load_file(Path(shipped or path or SHIPPED_CONFIG), ignored)
+        found = _load_file(Path(shipped or cached_model(str(path)) or path or SHIPPED_CONFIG), ignored)
     return overridden(found, weights, state_dtype) if weights or state_dtype else found
 
 
@@ -132,19 +133,15 @@ def _load_shipped() -> Architecture:
 
 
 def _config_in(path: Path) -> Path:
-    """The ``config.json`` that a path means: itself, that of a folder, or of the only snapshot in a model's cache."""
+    """The ``config.json`` that a path means: itself, that of a folder, or of the snapshot in a model's cache."""
     try:
         if not path.is_dir():
             return path
         if (path / "config.json").exists():
             return path / "config.json"
-        snapshots = sorted(path.glob("snapshots/*/config.json"))
     except (OSError, ValueError):
         return path
-    if len(snapshots) > 1:
-        names = ", ".join(one.parent.name[:12] for one in snapshots[:5])
-        raise UserError(f"{shown_path(path)}: holds {len(snapshots)} snapshots ({names}); give the folder of one")
-    return snapshots[0] if snapshots else path / "config.json"
+    return snapshot_config(path) or path / "config.json"
 
 
 def model_name(file: Path) -> str:
