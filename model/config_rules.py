@@ -279,6 +279,11 @@ def _check_indexer(document: Document, text: Mapping[str, Any], at: Keys) -> Non
             unknown = sorted(text["dsa_config"].keys() - Indexer.model_fields.keys() - {"layers", "full_attn_layers"})
             if unknown:
                 document.fault((*at, "dsa_config"), f"has fields that are not known: {', '.join(unknown[:8])}")
+        linear = text.get("linear_attn_config")
+        full = linear.get("full_attn_layers") if isinstance(linear, dict) else None
+        for name in ("layers", "full_attn_layers"):
+            if name in text["dsa_config"] and text["dsa_config"][name] != full:
+                document.fault((*at, "dsa_config", name), "is not the list of full attention layers")
     elif text.get("dsa_config") is not None:
         document.fault((*at, "dsa_config"), f"is {_shown(text['dsa_config'])}, accepted: an object")
     elif any(text.get(name) is not None for name in Indexer.model_fields):

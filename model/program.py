@@ -107,6 +107,7 @@ def dimensions(
         "all_reduce_form": FORMS.index(collectives.form(2 * rows * architecture.hidden_size, tp)),
         "kda_heads": shapes.kda_heads,
         "kda_state_bytes": shapes.kda_state_bytes,
+        "kda_value_bytes": architecture.state_bytes_per_value,
         "kda_conv_state_bytes": shapes.kda_conv_state_bytes,
         "kda_conv_weight_bytes": shapes.kda_conv_weight_bytes,
         "head_dim": architecture.kda.head_dim_v,

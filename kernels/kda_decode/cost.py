@@ -26,7 +26,14 @@ def state_reads(rows: int, state_bytes: int, conv_state_bytes: int, conv_weight_
 
 
 def cluster(
-    weights: Sequence[Weight], *, rows: int, heads: int, state_bytes: int, conv_state_bytes: int, conv_weight_bytes: int
+    weights: Sequence[Weight],
+    *,
+    rows: int,
+    heads: int,
+    state_bytes: int,
+    conv_state_bytes: int,
+    conv_weight_bytes: int,
+    value_bytes: int = 4,
 ) -> Work:
     """A head's state in registers of its blocks, or (many rows) streamed through one block an SM.
 
@@ -56,7 +63,7 @@ def cluster(
                 flops=sum(2.0 * rows * one.num_outputs * one.depth for one in weights),
             ),
             Pass(  # the output gate was asked for with the projections
-                flops=STATE_FLOPS_PER_ELEMENT * rows * state_bytes / 4,
+                flops=STATE_FLOPS_PER_ELEMENT * rows * state_bytes / value_bytes,
                 num_block_reductions=1,
                 barrier=Barrier.NONE if streams else Barrier.CLUSTER,
                 num_barriers=0 if streams else 1,

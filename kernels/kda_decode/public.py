@@ -12,7 +12,14 @@ from k3sim.model.program import Weight
 
 
 def per_head(
-    weights: Sequence[Weight], *, rows: int, heads: int, state_bytes: int, conv_state_bytes: int, conv_weight_bytes: int
+    weights: Sequence[Weight],
+    *,
+    rows: int,
+    heads: int,
+    state_bytes: int,
+    conv_state_bytes: int,
+    conv_weight_bytes: int,
+    value_bytes: int = 4,
 ) -> Work:
     """One block a head and row; state ``[heads, 128, 128]`` fp32 streamed in four chunks of 32 rows."""
     return block_work(
@@ -21,7 +28,7 @@ def per_head(
             num_dependent_loads=2,  # projections and gate logits, then the output gate
             reads=state_reads(rows, state_bytes, conv_state_bytes, conv_weight_bytes),
             written_bytes=rows * (state_bytes + conv_state_bytes),
-            flops=STATE_FLOPS_PER_ELEMENT * rows * state_bytes / 4,
+            flops=STATE_FLOPS_PER_ELEMENT * rows * state_bytes / value_bytes,
             # L2 norms of q and k together; one barrier a chunk of the state; the RMSNorm. The sums over a
             # state row stay within a warp.
             num_block_reductions=1 + 4 + 1,
@@ -32,7 +39,14 @@ def per_head(
 
 
 def public_cluster(
-    weights: Sequence[Weight], *, rows: int, heads: int, state_bytes: int, conv_state_bytes: int, conv_weight_bytes: int
+    weights: Sequence[Weight],
+    *,
+    rows: int,
+    heads: int,
+    state_bytes: int,
+    conv_state_bytes: int,
+    conv_weight_bytes: int,
+    value_bytes: int = 4,
 ) -> Work:
     """``cluster`` of an engine whose code is not known: its instructions are in a trip and a sum for each barrier."""
     work = cluster(
@@ -42,6 +56,7 @@ def public_cluster(
         state_bytes=state_bytes,
         conv_state_bytes=conv_state_bytes,
         conv_weight_bytes=conv_weight_bytes,
+        value_bytes=value_bytes,
     )
     prepare, update = work.passes
     return replace(work, passes=(replace(prepare, num_block_reductions=1), replace(update, num_dependent_loads=1)))

@@ -107,7 +107,9 @@ def conv_update(weights: Sequence[Weight], *, rows: int, conv_state_bytes: int, 
     )
 
 
-def recurrent_update(weights: Sequence[Weight], *, rows: int, heads: int, state_bytes: int) -> Work:
+def recurrent_update(
+    weights: Sequence[Weight], *, rows: int, heads: int, state_bytes: int, value_bytes: int = 4
+) -> Work:
     """Delta rule with gates inside; four blocks a head, each 32 value columns."""
     return small(
         block=_built("recurrent_update_heads6_fp32_logits_fp32"),
@@ -115,7 +117,7 @@ def recurrent_update(weights: Sequence[Weight], *, rows: int, heads: int, state_
         addresses=1,  # state slot
         reads=(Read(region="", num_bytes=rows * state_bytes, kind=ReadKind.KV_STATE),),
         written_bytes=rows * state_bytes,
-        flops=8.0 * rows * state_bytes / 4,
+        flops=8.0 * rows * state_bytes / value_bytes,  # in fp32, whatever the state is stored in
         reductions=2,  # L2 norms together, then k S and q S
     )
 

@@ -31,6 +31,7 @@ from k3sim.model.paths.public import (
     EXPERTS,
     FETCH,
     KDA_STATE,
+    KDA_UPDATE,
     MIX,
     PARTIAL_SUMS,
     REDUCE,
@@ -100,7 +101,7 @@ OWN_KDA_ROWS = (
          {"rows": "rows", "conv_state_bytes": "kda_conv_state_bytes", "conv_weight_bytes": "kda_conv_weight_bytes"},
          off=(BATCH,)),
     _row("kda.recurrent", "unfused.recurrent_update",
-         {"rows": "rows", "heads": "kda_heads", "state_bytes": "kda_state_bytes"}, off=(BATCH,)),
+         KDA_UPDATE, off=(BATCH,)),
     _row("kda.gated_norm", "unfused.gated_norm", {"rows": "rows", "heads": "kda_heads", "head_dim": "head_dim"},
          off=(BATCH,)),
     # Its output projection is asked for as soon by its own early launch as by a prefetch, so there is none.

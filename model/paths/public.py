@@ -30,7 +30,11 @@ KDA_STATE: dict[str, int | str] = {
     "state_bytes": "kda_state_bytes",
     "conv_state_bytes": "kda_conv_state_bytes",
     "conv_weight_bytes": "kda_conv_weight_bytes",
+    "value_bytes": "kda_value_bytes",
 }
+KDA_UPDATE: dict[str, int | str] = {
+    "rows": "rows", "heads": "kda_heads", "state_bytes": "kda_state_bytes", "value_bytes": "kda_value_bytes",
+}  # fmt: skip
 ATTENTION: dict[str, int | str] = {
     "rows": "rows",
     "heads": "mla_heads",
@@ -98,7 +102,7 @@ KDA_ROWS = (
          {"rows": "rows", "conv_state_bytes": "kda_conv_state_bytes", "conv_weight_bytes": "kda_conv_weight_bytes"},
          off=(BATCH,), needs="few kda heads, convolution"),
     _row("kda.recurrent", "unfused.recurrent_update",
-         {"rows": "rows", "heads": "kda_heads", "state_bytes": "kda_state_bytes"}, off=(BATCH,), needs="few kda heads"),
+         KDA_UPDATE, off=(BATCH,), needs="few kda heads"),
     _row("kda.gated_norm", "unfused.gated_norm", {"rows": "rows", "heads": "kda_heads", "head_dim": "head_dim"},
          off=(BATCH,), needs="few kda heads"),
     _row("kda.decode", "kda_decode.public_cluster", KDA_STATE, weights=("kda.f_b",), on=(BATCH,), **EARLY),

@@ -18,6 +18,7 @@ from k3sim.model.checkpoint import active_parameters, tensors, total_bytes
 from k3sim.model.config_file import ACCEPTED, SHIPPED_CONFIG, load_architecture
 from k3sim.model.config_rules import check_config
 from k3sim.model.documents.document import parse_json
+from k3sim.model.hub_cache import hub_folder
 
 CONFIG: dict[str, Any] = json.loads(SHIPPED_CONFIG.read_text())
 LAYERS: list[int] = CONFIG["text_config"]["linear_attn_config"]["kda_layers"]
@@ -103,6 +104,41 @@ def test_a_cached_model_is_called_by_its_repository(tmp_path: Path, monkeypatch:
     (model / "snapshots" / "fedcba").mkdir()
     (model / "snapshots" / "fedcba" / "config.json").write_text(json.dumps(CONFIG))
     assert refusal(model).startswith("holds 2 snapshots (0123456789ab, fedcba); give the folder of one")
+
+
+def test_owner_and_name_are_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    model = tmp_path / "models--moonshotai--Kimi-K3"
+    for revision in ("0123", "4567"):
+        (model / "snapshots" / revision).mkdir(parents=True)
+        config = {**CONFIG, "text_config": {**CONFIG["text_config"], "num_hidden_layers": 93}}
+        (model / "snapshots" / revision / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="holds 2 snapshots"):
+        load_architecture("moonshotai/Kimi-K3")
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("4567\n")
+    assert load_architecture("moonshotai/Kimi-K3").name == "Kimi-K3"
+    with pytest.raises(UserError, match=r"'moonshotai/Kimi-K9' is neither a path nor in the cache .*k3sim models"):
+        load_architecture("moonshotai/Kimi-K9")
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"HF_HUB_CACHE": "/a", "HF_HOME": "/b"}, "/a"),
+        ({"HF_HOME": "/b", "XDG_CACHE_HOME": "/c"}, "/b/hub"),
+        ({"XDG_CACHE_HOME": "/c"}, "/c/huggingface/hub"),
+        ({"HOME": "/home/me"}, "/home/me/.cache/huggingface/hub"),
+    ],
+)
+def test_the_cache_is_where_its_library_has_it(
+    variables: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert hub_folder() == Path(folder)
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------

@@ -44,6 +44,15 @@ def test_parameters_are_those_of_the_cards() -> None:
     assert active == [36.63, 31.69, 3.11]
 
 
+def test_successors_are_their_forerunners_and_more() -> None:
+    assert replace(load_architecture("kimi-k2.6"), name="kimi-k2.5") == load_architecture("kimi-k2.5")
+    indexed = load_architecture("kimi-k3.1")
+    # 32 heads of 128 from the query latent, a key and a weight a head from the hidden row, a norm, in 24 layers.
+    added = 24 * (32 * 128 * 1536 + 128 * 7168 + 32 * 7168 + 256)
+    assert total_parameters(indexed) - total_parameters(K3) == added
+    assert indexed.notes == ("names inside dsa_config are assumed to be those of DeepSeek-V3.2's indexer",)
+
+
 def test_formats_of_k3_have_their_bytes() -> None:
     experts = sum(one.num_bytes * one.count for one in tensors(K3) if one.group == "experts")
     nvfp4 = load_architecture(weights=["experts=nvfp4"])
