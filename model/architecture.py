@@ -157,6 +157,7 @@ class Architecture:
     vision: VisionShape | None = None
     formats: tuple[tuple[str, WeightFormat], ...] = ()  # of matrices that are not in the format of a release of K3
     state_bytes_per_value: int = 4  # of KDA's recurrent state
+    unused_bytes: int = 0  # that a checkpoint holds and nothing reads
     num_mtp_layers: int = 0  # that predict further tokens: in memory, and no work without speculation
     notes: tuple[str, ...] = ()  # what was assumed or left out when the config was read; stands in every output
 

@@ -59,7 +59,7 @@ def tensors(arch: Architecture) -> list[Tensor]:
 
 def total_bytes(arch: Architecture) -> int:
     """Bytes of all tensors: the checkpoint's ``total_size``."""
-    return sum(tensor.num_bytes * tensor.count for tensor in tensors(arch))
+    return arch.unused_bytes + sum(tensor.num_bytes * tensor.count for tensor in tensors(arch))
 
 
 def total_parameters(arch: Architecture) -> int:

@@ -62,6 +62,9 @@ NO_BEARING: Mapping[str, str] = MappingProxyType(
             ),
             _VALUES,
         ),
+        **dict.fromkeys(
+            ("rope_interleave", "indexer_rope_interleave"), "order of the values that rope turns"
+        ),
         "head_dim": "hidden size over heads, which no kernel of these families uses",
         "v_head_dim_padded": _LOADING,
         "num_key_value_heads": "under latent attention the cache has one latent head",

@@ -40,6 +40,7 @@ ACCEPTED = Accepted(
     what="a config.json of the Kimi K3 family, or a folder that holds one", kinds=(Kind.CONFIG,), most_bytes=4 << 20
 )
 QUANTISATION = Accepted(what="a hf_quant_config.json of ModelOpt", kinds=(Kind.CONFIG,), most_bytes=16 << 20)
+LONGEST_REFUSAL = 2000  # characters: a config of another family has many reasons, and each is named
 STATE_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2}
 
 
@@ -88,6 +89,7 @@ def _load_file(path: Path, ignored: Sequence[str]) -> Architecture:
 
     file = _config_in(path)
     document = read_json(file, ACCEPTED)
+    document.longest = LONGEST_REFUSAL
     beside = file.with_name(file.name.removesuffix("config.json") + "hf_quant_config.json")
     text, _ = text_of(document.value)
     if isinstance(text, dict) and "quantization_config" not in {*document.value, *text} and beside.is_file():
@@ -208,6 +210,10 @@ def build(name: str, config: Mapping[str, Any], ignored: Sequence[str] = ()) -> 
         dense_intermediate=text["intermediate_size"],
         vision=_vision(config["vision_config"]) if "vision_config" in config and family == KIMI_K3 else None,
         formats=_formats(config),
+        # Of a shipped model whose files were read: a frequency in bf16 for each two of a head's values, in each layer.
+        unused_bytes=text["num_hidden_layers"] * (text["hidden_size"] // text["num_attention_heads"] // 2) * 2
+        if text.get("stored_rotary_frequencies")
+        else 0,
         num_mtp_layers=text.get("num_nextn_predict_layers", 0) if family == DEEPSEEK else 0,
         notes=tuple(notes),
     )

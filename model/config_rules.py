@@ -8,11 +8,13 @@ without one (``ignored``).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, TypeGuard
+from typing import Annotated, Any
 
 from pydantic import Field
 
+from k3sim.model.config_contradictions import MOST_LAYERS, check_together, same
 from k3sim.model.config_fields import NO_BEARING, canonical
+from k3sim.model.config_other_families import operators_of, used_fields
 from k3sim.model.config_quantisation import Refused, check_group, reader_of
 from k3sim.model.config_text import (
     DEEPSEEK,
@@ -30,7 +32,6 @@ from k3sim.model.documents.fields import OpenRecord, checked, number, one_of, wh
 from k3sim.model.documents.lines import Keys
 from k3sim.model.weight_formats import WeightFormat
 
-MOST_LAYERS = 4096
 _SIZE = whole(1, 2**31 - 1)
 _YES, _NO = one_of(True), one_of(False)
 
@@ -117,6 +118,7 @@ class DeepseekConfig(OpenRecord):
     rms_norm_eps: Annotated[float, number(1e-30, 0.999, accepted="a number above 0 and below 1")] = 1e-6
     intermediate_size: Annotated[int, _SIZE]
     n_shared_experts: Annotated[int, whole(0, 1024)] | None
+    stored_rotary_frequencies: bool = False  # no field of a release (data/README.md)
     moe_intermediate_size: Annotated[int, _SIZE]
     first_k_dense_replace: Annotated[int, whole(0, MOST_LAYERS)]
     num_nextn_predict_layers: Annotated[int, whole(0, 64)] = 0
@@ -198,6 +200,7 @@ def check_config(document: Document, ignored: Collection[str] = ()) -> None:
             says = f"is {_shown(outer)}, accepted: {' or '.join(map(_shown, every))}, and the fields of one of them"
             document.fault(("model_type",) if "model_type" in top else (), says if "model_type" in top else
                            f"lacks model_type, accepted: {' or '.join(map(_shown, every))}")  # fmt: skip
+            _check_other_family(document, top, text, at, ignored)
             return
         document.fault(("model_type",), f"is {_shown(outer)}, accepted: {' or '.join(map(_shown, names))}")
         if not (isinstance(outer, str) and outer.startswith("kimi")):
@@ -205,14 +208,14 @@ def check_config(document: Document, ignored: Collection[str] = ()) -> None:
     elif "model_type" not in top and at:
         document.fault((), f"lacks model_type ({_shown(names[0])})")
     checked(document, model, at)
-    _check_text(document, text, at)
+    check_together(document, text, at)
     _check_indexer(document, text, at)
     formats = _check_quantisation(document, top, text, at, family or KIMI_K3)
     _check_depths(document, text, at, formats)
     if "vision_config" in top and family == KIMI_K3 and (
         checked(document, VisionConfig, ("vision_config",)) is not None
     ):
-        _same(document, ("vision_config", "text_hidden_size"), top["vision_config"]["text_hidden_size"],
+        same(document, ("vision_config", "text_hidden_size"), top["vision_config"]["text_hidden_size"],
               text.get("hidden_size"), "hidden_size")  # fmt: skip
     for keys, fields in ((at, text), ((), top)) if at else (((), top),):
         for name, what in NOT_MODELLED.items():
@@ -235,7 +238,8 @@ _READ = frozenset(
         "model_type", "text_config", "vision_config", "quantization_config", "dsa_config", "dtype", "torch_dtype",
         "num_experts", "num_experts_per_token", "num_expert_group", "topk_group", "use_grouped_topk", "topk_method",
         "max_position_embeddings", "moe_router_activation_func", "num_nextn_predict_layers", "mla_use_output_gate",
-        "tie_word_embeddings", "compression_config", "linear_attn_config", *Indexer.model_fields,
+        "tie_word_embeddings", "compression_config", "linear_attn_config", "mlp_layer_types", "indexer_types",
+        "layer_types", "qk_head_dim", *Indexer.model_fields,
     }
 )  # fmt: skip
 
@@ -260,8 +264,8 @@ def _check_unknown(
         if canonical(name) not in names and name not in names and name not in ignored
     ]
     if unknown:
-        listed = ", ".join(dict.fromkeys(_shown(name)[1:-1] for name in unknown[:12]))
-        more = f" and {len(unknown) - 12} more" if len(unknown) > 12 else ""
+        listed = ", ".join(dict.fromkeys(_shown(name)[1:-1] for name in unknown[:40]))
+        more = f" and {len(unknown) - 40} more" if len(unknown) > 40 else ""
         document.fault(
             at,
             f"has fields that may change work and are not known: {listed}{more}; "
@@ -270,6 +274,30 @@ def _check_unknown(
     for name in ignored:
         if name not in {*text, *top, *inside}:
             document.fault((), f"has no field {_shown(name)[1:-1]}, which --ignore-field names")
+
+
+def _check_other_family(
+    document: Document, top: Mapping[str, Any], text: Mapping[str, Any], at: Keys, ignored: Collection[str]
+) -> None:
+    """Why a config of another family cannot be priced: its operators, precision, and fields that are not known."""
+    found = operators_of(text)
+    if not any(spelling(text, name) in text for name in ("num_experts", "num_experts_per_token")):
+        found["no experts"] = ()
+    if found:
+        named = "; ".join(f"{what} ({', '.join(names)})" if names else what for what, names in found.items())
+        document.fault(at, f"has what is not modelled: {named}")
+    given, keys = quantisation_of(top, text, at)
+    try:
+        reader_of(given if isinstance(given, dict) else None)
+    except Refused as refused:
+        document.fault((*keys, *refused.at), str(refused))
+    known = {name for model in MODELS.values() for name in model.model_fields}
+    used = known | _READ | NOT_MODELLED.keys() | NO_BEARING.keys() | set(used_fields())
+    unknown = [name for name in text if canonical(name) not in used and name not in used and name not in ignored]
+    if unknown:
+        listed = ", ".join(_shown(name)[1:-1] for name in unknown[:40])
+        more = f" and {len(unknown) - 40} more" if len(unknown) > 40 else ""
+        document.fault(at, f"has fields that are not known: {listed}{more}")
 
 
 def _check_indexer(document: Document, text: Mapping[str, Any], at: Keys) -> None:
@@ -294,57 +322,6 @@ def _shown(value: Any) -> str:
     from k3sim.model.documents.document import shown
 
     return shown(value)
-
-
-def _check_text(document: Document, text: Mapping[str, Any], at: Keys) -> None:
-    """What fields say together, where each of them is good."""
-    _same(document, (*at, "num_key_value_heads"), text.get("num_key_value_heads"), text.get("num_attention_heads"),
-          "num_attention_heads")  # fmt: skip
-    for name in ("num_experts", "num_experts_per_token"):
-        spelled = spelling(text, name)
-        if spelled not in text:
-            document.fault(at, f"lacks {name}")
-        elif not _is_whole(text[spelled]) or not 1 <= text[spelled] <= 2**16:
-            document.fault((*at, spelled), f"is {_shown(text[spelled])}, accepted: a whole number from 1 to 65536")
-    context = spelling(text, "max_position_embeddings")
-    if context not in text:
-        if "linear_attn_config" not in text or family_of(text, document.value.get("model_type")) != KIMI_K3:
-            document.fault(at, "lacks max_position_embeddings")
-    elif not _is_whole(text[context]) or not 1 <= text[context] < 2**31:
-        document.fault((*at, context), f"is {_shown(text[context])}, accepted: a whole number from 1 to 2147483647")
-    scoring = spelling(text, "moe_router_activation_func")
-    if text.get(scoring, "sigmoid") not in ("sigmoid", "softmax"):
-        document.fault((*at, scoring), f'is {_shown(text[scoring])}, accepted: "sigmoid" or "softmax"')
-    for name, most in (("num_experts_per_token", "num_experts"), ("topk_group", "num_expert_group"),
-                       ("first_k_dense_replace", "num_hidden_layers")):  # fmt: skip
-        name, most = spelling(text, name), spelling(text, most)
-        value: Any = text.get(name)
-        limit: Any = text.get(most)
-        if _is_whole(value) and _is_whole(limit) and value > limit > 0:
-            document.fault((*at, name), f"is {_shown(value)}, accepted: at most {_shown(limit)} ({most})")
-    linear: Any = text.get("linear_attn_config")
-    num_layers: Any = text.get("num_hidden_layers")
-    if isinstance(linear, dict) and _is_whole(num_layers) and 0 < num_layers <= MOST_LAYERS:
-        lists = [linear.get(name) for name in ("kda_layers", "full_attn_layers")]
-        if all(isinstance(one, list) and all(map(_is_whole, one)) for one in lists):
-            named = sorted(lists[0] + lists[1])  # type: ignore[operator]
-            # Sorted, so the first entry that is not its own position is repeated, too large, or follows a gap.
-            wrong = next((place for place, layer in enumerate(named, 1) if layer != place), len(named) + 1)
-            if named != list(range(1, num_layers + 1)):
-                document.fault(
-                    (*at, "linear_attn_config"),
-                    f"names {len(named)} layers in kda_layers and full_attn_layers, wrong from layer {wrong} on, "
-                    f"accepted: each of 1 to {num_layers} (num_hidden_layers) in exactly one",
-                )
-
-
-def _is_whole(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _same(document: Document, keys: Keys, value: Any, other: Any, name: str) -> None:
-    if _is_whole(value) and _is_whole(other) and value > 0 and value != other:
-        document.fault(keys, f"is {_shown(value)}, accepted: {_shown(other)} ({name})")
 
 
 def _check_quantisation(

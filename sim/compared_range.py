@@ -30,6 +30,7 @@ class ComparedRange:
 
 
 KIMI_K3, KIMI_LINEAR, DEEPSEEK = "kimi-k3", "kimi-linear", "deepseek"
+SPARSE = " with sparse attention"
 
 COMPARED = (
     ComparedRange(family=KIMI_K3, layout="tp16ep1dcp1", concurrency=(1, 16), context=(512, 131072)),
@@ -45,10 +46,11 @@ COMPARED = (
 
 
 def family_of(architecture: Architecture) -> str:
-    """Which comparisons count for a model: by its residual and its mixers."""
+    """Which comparisons count for a model: by its residual, its mixers, and whether attention is sparse."""
+    sparse = SPARSE if architecture.mla.index_heads else ""
     if architecture.attn_res_block_size:
-        return KIMI_K3
-    return KIMI_LINEAR if architecture.kda_layers else DEEPSEEK
+        return KIMI_K3 + sparse
+    return (KIMI_LINEAR if architecture.kda_layers else DEEPSEEK) + sparse
 
 
 def range_warnings(architecture: Architecture, layout: Layout, workload: Workload) -> list[str]:

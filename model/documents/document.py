@@ -64,6 +64,7 @@ class Document:
     text: str = ""
     faults: list[Fault] = field(default_factory=list)
     oddities: list[Fault] = field(default_factory=list)  # what no document may hold, said where no model has said it
+    longest: int = _MAX_ANSWER  # characters of a refusal, the file's name apart
 
     def fault(self, keys: Keys, says: str) -> None:
         """Note a fault; ``settle`` says all of them."""
@@ -86,23 +87,27 @@ class Document:
         lines = lines_of(self.text, [one.keys for one in first[:200]]) if self.text else {}
         if lines:
             first.sort(key=lambda one: lines.get(one.keys, 1 << 40))
-        said = [cut(f"{where(one.keys)} {one.says}", _MAX_FAULT) for one in first[:200]]
+        longest = max(_MAX_FAULT, self.longest // 3)
+        said = [cut(f"{where(one.keys)} {one.says}", longest) for one in first[:200]]
         if lines:
             said = [f"line {lines[one.keys]}: {text}" for one, text in zip(first, said, strict=False)]
-        return join(shown_path(self.name), said, len(first), more=len(first) > _MAX_FAULTS)
+        more = len(first) > _MAX_FAULTS
+        return join(shown_path(self.name), said, len(first), more=more, longest=self.longest)
 
 
-def join(name: str, said: Sequence[str], total: int | None = None, *, more: bool = False) -> str:
-    """``name: fault; fault; and N more``, the faults at most some 600 characters long, wherever the file lies.
+def join(
+    name: str, said: Sequence[str], total: int | None = None, *, more: bool = False, longest: int = _MAX_ANSWER
+) -> str:
+    """``name: fault; fault; and N more``, the faults at most some ``longest`` characters long, wherever the file lies.
 
     ``more``: there may be others beyond ``total``.
     """
     total = len(said) if total is None else total
-    said = [cut(one, _MAX_FAULT) for one in said]
+    said = [cut(one, max(_MAX_FAULT, longest // 3)) for one in said]
     answer = f"{name}: {said[0]}"
     count = 1
     for one in said[1:]:
-        if len(answer) - len(name) + len(one) > _MAX_ANSWER - 20:
+        if len(answer) - len(name) + len(one) > longest - 20:
             break
         answer, count = f"{answer}; {one}", count + 1
     least = "at least " if more else ""

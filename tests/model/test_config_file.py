@@ -298,3 +298,46 @@ def test_any_value_anywhere_loads_or_is_refused(tmp_path: Path, name: str, value
         assert len(str(error)) < 700 and "\n" not in str(error)
         return
     assert total_bytes(arch) > 0
+
+
+# -- other families: every reason in one answer -----------------------------------------------------------------------
+
+DENSE_GQA = {
+    "model_type": "mine", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "hidden_act": "silu", "vocab_size": 128256,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        ({}, ("grouped-query attention (num_key_value_heads)", "no experts")),
+        ({"num_key_value_heads": 32}, ("attention with a key and value a head",)),
+        ({"sliding_window": 128, "layer_types": ["a", "b"]}, ("attention within a window", "layers of several kinds")),
+        ({"attention_bias": True, "mlp_bias": True}, ("a bias in attention", "a bias in the feed-forward part")),
+        ({"ssm_state_size": 128, "mlp_hidden_act": "relu2"}, ("Mamba layers", "another activation (mlp_hidden_act)")),
+        ({"linear_num_value_heads": 32, "attn_output_gate": True}, ("delta-net layers", "a gate of attention")),
+        ({"tie_word_embeddings": True, "colour": 1}, ("one table for embedding and head", "not known: colour")),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, ("quant_method is 'bitsandbytes'",)),
+        ({"hc_mult": 4, "compress_ratios": [4, 4], "o_lora_rank": 1024}, ("hyper-connections", "of low rank")),
+    ],
+)
+def test_another_family_is_told_every_reason(more: dict[str, object], shown: tuple[str, ...], write: Write) -> None:
+    said = refusal(write({**DENSE_GQA, **more}))
+    assert 'model_type is "mine"' in said
+    for one in shown:
+        assert one in said
+    assert "\n" not in said
+
+
+def test_a_sparse_mla_model_is_read_by_its_fields(write: Write) -> None:
+    config = json.loads((SHIPPED_CONFIG.parent / "deepseek-v3.2.json").read_text())
+    layers, first = config["num_hidden_layers"], config["first_k_dense_replace"]
+    config |= {
+        "model_type": "of_another_name", "rope_interleave": True, "qk_head_dim": 192,
+        "mlp_layer_types": ["dense"] * first + ["sparse"] * (layers - first), "indexer_types": ["full"] * layers,
+    }  # fmt: skip
+    assert load_architecture(write(config)).mla.index_top_k == 2048
+    said = refusal(write({**config, "qk_head_dim": 128, "indexer_types": ["full", "shared"]}))
+    assert "qk_head_dim is 128, accepted: 192" in said and 'indexer_types is not "full" in each layer' in said
