@@ -288,15 +288,17 @@ def report_of(options: Options, on_done: OnDone = ignore_progress) -> Report:
     num_predictions = (1 + len(switches)) + (len(switches) - 1) + 1 + (0 if question.folded else 2) + of_its_own
     answer = _counted(num_predictions, on_done)
     refused = _refused(question)
-    if refused:
+    if path.name in refused:
+        raise UserError(refused[path.name])
+    if "fused" in refused:
         return _stock_alone(question, refused, options.command())
     steps = ladder(question.expected(), answer)
     expected = {step.path.switches: step for _, step in steps}
     known = expected if question.folded else {}
     stock = known.get(frozenset()) or answer(on_path(question, "stock"))
     fused = known.get(switches) or answer(on_path(question, "fused"))
-    megakernel = answer(on_path(question, "megakernel"))
-    named = {"stock": stock, "fused": fused, "megakernel": megakernel}
+    megakernel = None if refused else answer(on_path(question, "megakernel"))
+    named = {"stock": stock, "fused": fused, **({} if megakernel is None else {"megakernel": megakernel})}
     return Report(
         main=answer(question) if of_its_own else named[path.name],
         stock=stock,
@@ -305,6 +307,7 @@ def report_of(options: Options, on_done: OnDone = ignore_progress) -> Report:
         ladder=tuple(steps),
         leave_one_out=tuple(leave_one_out(question.expected(), answer, expected)),
         command=options.command(),
+        refused=refused,
     )
 
 
@@ -321,8 +324,8 @@ def _refused(question: Question) -> dict[str, str]:
 
 def _stock_alone(question: Question, refused: Mapping[str, str], command: str) -> Report:
     """The report of a model that has its stock path only. Raises UserError where another was asked for."""
-    if question.path.switches or question.path.name != "stock":
-        raise UserError(refused.get(question.path.name) or next(iter(refused.values())))
+    if question.path.switches:
+        raise UserError(refused["fused"])
     main = predict(question)
     return Report(
         main=main, stock=main, fused=None, megakernel=None, ladder=(("stock", main),), leave_one_out=(),

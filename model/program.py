@@ -16,7 +16,7 @@ from k3sim.model.collectives import FORMS, Collectives
 from k3sim.model.layout import Layout, Workload, stage_layers
 from k3sim.model.matrices import Matrix, expert_slice, rank_matrices, rank_shapes, shared_slice
 from k3sim.model.routing import UNIFORM, Routing
-from k3sim.model.step import FEATURES, HEAD, PLAIN, STAGE_END, START, Path, Row
+from k3sim.model.step import FEATURES, HEAD, PLAIN, STAGE_END, START, Path, Row, of_plain_residual
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +263,7 @@ class _Binder:
     ) -> None:
         self._architecture = architecture
         self._layout = layout
-        self._path = path
+        self._path = of_plain_residual(path) if "plain residual" in features else path
         self._dims = dims
         self._features = features
         self._matrices = rank_matrices(architecture, layout)
@@ -285,10 +285,10 @@ class _Binder:
         if (table, snapshot) not in self._rows:
             heads, rows = self._dims["kda_heads"], self._dims["rows"]
             plain = "plain residual" in self._features
-            if plain and self._path.switches:
+            if plain and f"{PLAIN}{START}" not in self._path.tables:
                 raise UserError(
-                    f"path {self._path.name} changes kernels of attention residuals, which {self._architecture.name} "
-                    "has not; accepted: --path stock"
+                    f"path {self._path.name} with {self._path.kernel_set} kernels has none for a plain residual, which "
+                    f"{self._architecture.name} has; accepted: --path stock or fused with --kernels public"
                 )
             built = [
                 row
@@ -342,8 +342,10 @@ class _Binder:
             if name != "next layer":
                 bound.append(self._weight(name, layer))
             elif next_layer is not None:  # a prefetch for the layer that follows; there is none after the last
-                coming = self._path.next_weights[self._architecture.mixer(next_layer)]
-                bound += [self._weight(one, next_layer) for one in coming]
+                mixer = self._architecture.mixer(next_layer)
+                plain = PLAIN if "plain residual" in self._features else ""
+                coming = self._path.next_weights[f"{plain}{mixer}"]
+                bound += [self._weight(one, next_layer) for one in coming if one in self._matrices]
         return tuple(bound)
 
     def _add(self, row: Row, layer: int, kind: str, names: Mapping[str, int], next_layer: int | None) -> None:

@@ -194,3 +194,13 @@ class Path:
         """
         rows = -(-workload.concurrency // layout.dp)
         return replace(layout, pad_experts=rows > self.unpadded_rows if pad_experts is None else pad_experts)
+
+
+#: Parts of switches that have kernels for a plain residual; all others change kernels of attention residuals.
+PLAIN_PARTS = frozenset({"sharded-router.sampling", "l2-prefetch.weights"})
+
+
+def of_plain_residual(path: Path) -> Path:
+    """``path`` with the parts of its switches that have kernels for a plain residual."""
+    parts = frozenset(part for name in path.switches for part in parts_of(name))
+    return replace(path, switches=frozenset(named(parts & PLAIN_PARTS)))

@@ -68,6 +68,11 @@ class Question:
         found = [*self.architecture.notes, *range_warnings(self.architecture, self.layout, self.workload)]
         if self.memory_warning:
             found.append(f"memory is ignored (--ignore-memory): {self.memory_warning}")
+        if not self.architecture.attn_res_block_size and self.path.name == "fused":
+            found.append(
+                f"{self.architecture.name} has a plain residual: of the switches l2-prefetch and "
+                "sharded-router.sampling have kernels for it, and the others change nothing"
+            )
         if self.layout.dp > 1:
             found.append(
                 f"{self.layout.dp} replicas of {tp * self.layout.pp} GPUs each, with experts of their own: "

@@ -103,9 +103,9 @@ def print_report(report: Report, files: Mapping[str, str]) -> None:
     console.print()
     terminal.print_table(_waits_table(report.labelled))
     console.print()
+    for name, why in report.refused.items():
+        console.print(f"{name} is not predicted: {why}")
     if not report.leave_one_out:
-        for name, why in report.refused.items():
-            console.print(f"{name} is not predicted: {why}")
         output.print_files(files)
         return
     switches = terminal.table("switch", "added in turn us", "removed from all four us")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from k3sim.errors import UserError
 from k3sim.model.names import check_name
-from k3sim.model.paths.families import FAMILY_TABLES
+from k3sim.model.paths.families import FAMILY_NEXT_WEIGHTS, FAMILY_TABLES
 from k3sim.model.paths.megakernel import MEGAKERNEL_TABLES
 from k3sim.model.paths.own import OWN_TABLES
 from k3sim.model.paths.public import BLOCK_ROWS, FUSED_NEXT_WEIGHTS, FUSED_TABLES
@@ -88,7 +88,7 @@ def find_path(
         name=name,
         switches=switches,
         tables=PUBLIC_TABLES,
-        next_weights=FUSED_NEXT_WEIGHTS,
+        next_weights={**FUSED_NEXT_WEIGHTS, **FAMILY_NEXT_WEIGHTS},
         unpadded_rows=BLOCK_ROWS if dedicated_experts else 0,
         engine=engine,
     )

@@ -28,6 +28,7 @@ from k3sim.model.paths.indexer import INDEXER_ROWS
 from k3sim.model.paths.public import (
     ATTENTION,
     EXPERTS,
+    FETCH,
     FRONT,
     HEAD_ROWS,
     KDA_UPDATE,
@@ -37,6 +38,7 @@ from k3sim.model.paths.public import (
     _row,
 )
 from k3sim.model.step import HEAD, PLAIN, STAGE_END, START, Row
+from k3sim.model.weight_formats import FORMATS
 
 WHOLE_ROW: dict[str, int | str] = {"rows": "rows", "width": "hidden"}
 CHOSEN: dict[str, int | str] = {"rows": "moe_rows", "experts": "experts", "top_k": "top_k", "groups": "top_k_groups"}
@@ -79,6 +81,12 @@ def _sum_and_norm(stage: str, exchange: str) -> tuple[Row, ...]:
     )
 
 
+def _prefetch(stage: str, *weights: str, after: tuple[str, ...], budget_bytes: int = 16 << 20) -> Row:
+    """Weights into L2 beside the kernels that do not read, whatever their format."""
+    return _row(stage, "l2_prefetch.bulk", {"budget_bytes": budget_bytes}, weights=weights, on=(FETCH,),
+                formats=tuple(FORMATS), stream="prefetch", after=after)
+
+
 FAMILY_START_ROWS = (*START_ROWS[:2], *_sum_and_norm("embed.all_reduce", "embed"))
 
 # The down projection of the latents, 2112 x 7168 for DeepSeek, is every rank's own copy. In bf16 it is the engines'
@@ -99,6 +107,7 @@ FAMILY_MLA_ROWS = (
     _row("mla.query", "unfused.elementwise", {"rows": "rows", "width": "mla_query_width"}),
     _row("mla.cache", "unfused.query_and_cache", {"rows": "rows", "heads": "mla_own_heads",
          "kv_row_bytes": "kv_row_bytes"}),
+    _prefetch("prefetch.o_proj", "mla.o_proj", after=("mla.cache",)),
     _row("mla.query_gather", "unfused.query_gather", {"rows": "rows", "heads": "mla_own_heads",
          "kv_row_bytes": "kv_row_bytes"}, needs="dcp", launch="pdl", sends="query", receives=("query",), group="dcp"),
     _row("mla.attention", "mla_decode.split_kv", ATTENTION, needs="no dcp", launch="pdl"),
@@ -123,6 +132,7 @@ FAMILY_KDA_ROWS = (
     _row("kda.f_b", "cublas.batched_gemm", ROWS, weights=("kda.f_b", "kda.g_b"),
          needs="gate of low rank, sglang"),
     _row("kda.f_b", "cublas.public_gemm", ROWS, weights=("kda.f_b",), needs="gate in full, sglang"),
+    _prefetch("prefetch.o_proj", "kda.o_proj", after=("kda.in_proj",)),
     _row("kda.conv", "unfused.conv_update",
          {"rows": "rows", "conv_state_bytes": "kda_conv_state_bytes", "conv_weight_bytes": "kda_conv_weight_bytes"},
          needs="convolution"),
@@ -221,6 +231,7 @@ FAMILY_MOE_ROWS = (
     *_sorted("grouped_experts.triton_bf16", ("bf16",), quantises=False),
     *_sorted("grouped_experts.marlin", INT4, quantises=False),
     *_sorted("grouped_experts.marlin", INT4, quantises=False, needs="block-scaled, vllm"),
+    _prefetch("prefetch.next", "next layer", after=("moe.experts_2",), budget_bytes=48 << 20),
     *combine(summed_rows="moe_rows"),
     *product("moe.shared_gate_up", "moe.shared_gate_up", rows="front_rows", needs="shared experts", after=LAYER_INPUT,
              **ASIDE),
@@ -235,6 +246,12 @@ FAMILY_MOE_ROWS = (
 )
 
 FAMILY_HEAD_ROWS = HEAD_ROWS[3:]
+
+#: What a prefetch for the coming layer fetches, by its mixer.
+FAMILY_NEXT_WEIGHTS: Mapping[str, tuple[str, ...]] = {
+    f"{PLAIN}kda": ("kda.in_proj",),
+    f"{PLAIN}mla": ("mla.qkv_a", "mla.q", "mla.kv_a", "mla.q_b"),
+}
 
 #: By kind of sublayer, as a ``Path`` holds them beside those of models with attention residuals.
 FAMILY_TABLES: Mapping[str, tuple[Row, ...]] = {
