@@ -14,7 +14,7 @@ from typing import Literal
 
 from k3sim.model.weight_formats import BF16, MXFP4, WeightFormat
 
-Mixer = Literal["kda", "mla"]
+Mixer = Literal["kda", "mla", "gqa"]
 Ffn = Literal["dense", "moe"]
 
 
@@ -90,6 +90,26 @@ class MlaShape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GqaShape:
+    """Grouped-query attention: query heads in groups that share a key and a value head. No heads: a model without."""
+
+    num_heads: int = 0
+    num_key_heads: int = 0
+    head_dim: int = 0
+    has_norms: bool = False  # of each head of query and key
+
+    @property
+    def query_width(self) -> int:
+        """Channels of the query, and of the attention output, over all heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        """Channels of the key, and of the value, over all heads."""
+        return self.num_key_heads * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
 class MoeShape:
     """Latent mixture of experts: hidden -> latent once, experts in the latent, latent -> hidden once.
 
@@ -107,6 +127,7 @@ class MoeShape:
     first_moe_layer: int
     num_groups: int = 1  # of experts, of which a row takes ``top_k_groups``
     top_k_groups: int = 1
+    has_correction: bool = True  # a bias of each expert's score
     weight_bits: int = 4
     scale_bits: int = 8
     scale_group: int = 32
@@ -155,6 +176,8 @@ class Architecture:
     moe: MoeShape
     dense_intermediate: int
     vision: VisionShape | None = None
+    gqa_layers: tuple[int, ...] = ()
+    gqa: GqaShape = GqaShape()
     formats: tuple[tuple[str, WeightFormat], ...] = ()  # of matrices that are not in the format of a release of K3
     state_bytes_per_value: int = 4  # of KDA's recurrent state
     unused_bytes: int = 0  # that a checkpoint holds and nothing reads
@@ -182,14 +205,14 @@ class Architecture:
     @property
     def tables(self) -> tuple[str, ...]:
         """Kinds of sublayers that there are, and what is before and behind the layers: the tables of a path."""
-        kinds = {"kda": self.kda_layers, "mla": self.mla_layers, "dense": self.num_dense_layers,
+        kinds = {"kda": self.kda_layers, "mla": self.mla_layers, "gqa": self.gqa_layers, "dense": self.num_dense_layers,
                  "moe": self.num_moe_layers}  # fmt: skip
         return ("start", *(kind for kind, count in kinds.items() if count), "head")
 
     def mixer(self, layer: int) -> Mixer:
         """Token mixer of a layer."""
         self._check_layer(layer)
-        return "mla" if layer in self.mla_layers else "kda"
+        return "mla" if layer in self.mla_layers else "gqa" if layer in self.gqa_layers else "kda"
 
     def ffn(self, layer: int) -> Ffn:
         """Feed-forward part of a layer."""

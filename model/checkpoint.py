@@ -23,7 +23,7 @@ class Tensor:
 
     ``name`` holds ``*`` for layer, expert and block numbers. ``num_parameters`` counts weights: two per
     byte of 4-bit codes, none for scales. ``group`` is the part of the model it belongs to: ``"kda"``,
-    ``"mla"``, ``"dense"``, ``"moe"`` (everything of a MoE layer that is not a routed expert),
+    ``"mla"``, ``"gqa"``, ``"dense"``, ``"moe"`` (everything of a MoE layer that is not a routed expert),
     ``"experts"``, ``"residual"`` (layer norms and attention residuals), ``"embedding"``, ``"lm_head"``, ``"mtp"`` (a
     layer that predicts a further token) or ``"vision"``.
     """
@@ -49,6 +49,7 @@ def tensors(arch: Architecture) -> list[Tensor]:
     return [
         *_kda_tensors(arch),
         *_mla_tensors(arch),
+        *_gqa_tensors(arch),
         *_dense_tensors(arch),
         *_moe_tensors(arch),
         *_residual_and_vocabulary_tensors(arch),
@@ -104,7 +105,22 @@ def _kda_tensors(arch: Architecture) -> Iterator[Tensor]:
     yield from _linear(arch, "kda", f"{prefix}o_proj", hidden, kda.value_width, count, "kda.o_proj")
 
 
+def _gqa_tensors(arch: Architecture) -> Iterator[Tensor]:
+    gqa, hidden, count = arch.gqa, arch.hidden_size, len(arch.gqa_layers)
+    if not count:
+        return
+    prefix = f"{_prefix(arch)}model.layers.*.self_attn."
+    for part, width in (("q", gqa.query_width), ("k", gqa.key_width), ("v", gqa.key_width)):
+        yield from _linear(arch, "gqa", f"{prefix}{part}_proj", width, hidden, count, "gqa.qkv")
+    yield from _linear(arch, "gqa", f"{prefix}o_proj", hidden, gqa.query_width, count, "gqa.o_proj")
+    if gqa.has_norms:
+        for part in "qk":
+            yield _tensor("gqa", f"{prefix}{part}_norm.weight", (gqa.head_dim,), count)
+
+
 def _mla_tensors(arch: Architecture) -> Iterator[Tensor]:
+    if not arch.mla_layers:
+        return
     yield from _mla_layers(arch, "mla", f"{_prefix(arch)}model.layers.*.self_attn.", len(arch.mla_layers))
 
 
@@ -156,9 +172,10 @@ def _moe_layers(arch: Architecture, prefix: str, count: int, group: str = "") ->
     moe, hidden, depth = arch.moe, arch.hidden_size, arch.expert_depth
     outside, inside = group or "moe", group or "experts"
     yield _tensor(outside, f"{prefix}gate.weight", (moe.num_experts, hidden), count)
-    # Kimi-Linear's correction is bf16.
-    bias = "bfloat16" if arch.kda.gate_rank else "float32"
-    yield _tensor(outside, f"{prefix}gate.e_score_correction_bias", (moe.num_experts,), count, bias)
+    if moe.has_correction:
+        # Kimi-Linear's is bf16.
+        bias = "bfloat16" if arch.kda.gate_rank else "float32"
+        yield _tensor(outside, f"{prefix}gate.e_score_correction_bias", (moe.num_experts,), count, bias)
     if moe.latent_size:
         yield _tensor(outside, f"{prefix}routed_expert_down_proj.weight", (moe.latent_size, hidden), count)
         yield _tensor(outside, f"{prefix}routed_expert_norm.weight", (moe.latent_size,), count)

@@ -55,6 +55,29 @@ def check_together(document: Document, text: Mapping[str, Any], at: Keys) -> Non
                 )
 
 
+def check_grouped(document: Document, text: Mapping[str, Any], at: Keys) -> None:
+    """Heads in whole groups of a whole size, and experts that say all of themselves or nothing."""
+    heads, keys, hidden = (
+        text.get(name) for name in ("num_attention_heads", "num_key_value_heads", "hidden_size")
+    )
+    if _is_whole(heads) and _is_whole(keys) and keys > 0 and heads % keys:
+        document.fault((*at, "num_key_value_heads"), f"is {keys}, accepted: a divisor of {heads} (num_attention_heads)")
+    if text.get("head_dim") is None and _is_whole(heads) and _is_whole(hidden) and heads > 0 and hidden % heads:
+        document.fault((*at, "num_attention_heads"), f"is {heads}, accepted: a divisor of {hidden} (hidden_size)")
+    experts, chosen = (spelling(text, name) for name in ("num_experts", "num_experts_per_token"))
+    if text.get(experts) in (None, 0):
+        if text.get(chosen):
+            document.fault((*at, chosen), f"is {shown(text[chosen])}, and there is no {experts}")
+        return
+    for name, most in ((experts, 2**16), (chosen, text[experts])):
+        value = text.get(name)
+        limit = most if _is_whole(most) else 2**16
+        if not _is_whole(value) or not 1 <= value <= limit:
+            document.fault((*at, name), f"is {shown(value)}, accepted: a whole number from 1 to {limit}")
+    if not text.get("moe_intermediate_size"):
+        document.fault(at, "lacks moe_intermediate_size")
+
+
 def _check_layer_lists(document: Document, text: Mapping[str, Any], at: Keys) -> None:
     """What re-saved files say again of every layer, and the query's width: as the other fields have it."""
     layers, first = text.get("num_hidden_layers"), text.get("first_k_dense_replace")

@@ -67,6 +67,7 @@ NO_BEARING: Mapping[str, str] = MappingProxyType(
         ),
         "head_dim": "hidden size over heads, which no kernel of these families uses",
         "v_head_dim_padded": _LOADING,
+        "max_window_layers": "layers with a window, which use_sliding_window switches on",
         "num_key_value_heads": "under latent attention the cache has one latent head",
         "rms_norm_eps": _VALUES,
     }

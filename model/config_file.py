@@ -19,9 +19,11 @@ from typing import Any
 
 from k3sim.errors import UserError
 from k3sim.model.architecture import Architecture, KdaShape, MlaShape, MoeShape, VisionShape, usual_format
+from k3sim.model.config_grouped import NO_KDA, build_grouped
 from k3sim.model.config_quantisation import MODULES, TARGETS
 from k3sim.model.config_text import (
     DEEPSEEK,
+    GROUPED,
     KIMI_K3,
     family_of,
     layers_of,
@@ -165,6 +167,8 @@ def build(name: str, config: Mapping[str, Any], ignored: Sequence[str] = ()) -> 
     notes = [f"field {_printable(field)} of the config is ignored, as --ignore-field says" for field in ignored]
     text, _ = text_of(config)
     family = family_of(text, config.get("model_type"))
+    if family == GROUPED:
+        return build_grouped(name, text, _formats(config), tuple(notes))
     linear, num_shared = text.get("linear_attn_config"), text.get(spelling(text, "num_shared_experts")) or 0
     layers, width = layers_of(text), text["moe_intermediate_size"]
     indexer = text.get("dsa_config") or text
@@ -217,9 +221,6 @@ def build(name: str, config: Mapping[str, Any], ignored: Sequence[str] = ()) -> 
         num_mtp_layers=text.get("num_nextn_predict_layers", 0) if family == DEEPSEEK else 0,
         notes=tuple(notes),
     )
-
-
-NO_KDA = KdaShape(num_heads=0, head_dim_k=0, head_dim_v=0, conv_width=1, decay_rank=0)
 
 
 def _kda(linear: Mapping[str, Any]) -> KdaShape:

@@ -32,6 +32,8 @@ MODULES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "mla.q_b": ("mla", ("self_attn.q_b_proj",)),
     "mla.o_proj": ("mla", ("self_attn.o_proj",)),
     "mla.index_q": ("mla", ("self_attn.indexer.wq_b",)),
+    "gqa.qkv": ("gqa", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+    "gqa.o_proj": ("gqa", ("self_attn.o_proj",)),
     "moe.expert_w13": ("moe", ("{moe}.experts.0.gate_proj", "{moe}.experts.0.up_proj")),
     "moe.expert_w2": ("moe", ("{moe}.experts.0.down_proj",)),
     "moe.shared_gate_up": ("moe", ("{moe}.shared_experts.gate_proj", "{moe}.shared_experts.up_proj")),
@@ -45,7 +47,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "experts": ("moe.expert_w13", "moe.expert_w2"),
     "shared": ("moe.shared_gate_up", "moe.shared_down"),
     "dense": ("dense.gate_up", "dense.down"),
-    "attention": tuple(name for name in MODULES if name.startswith(("kda.", "mla."))),
+    "attention": tuple(name for name in MODULES if name.startswith(("kda.", "mla.", "gqa."))),
     "head": ("lm_head",),
     "all": tuple(MODULES),
 }

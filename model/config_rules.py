@@ -12,12 +12,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from k3sim.model.config_contradictions import MOST_LAYERS, check_together, same
+from k3sim.model.config_contradictions import MOST_LAYERS, check_grouped, check_together, same
 from k3sim.model.config_fields import NO_BEARING, canonical
 from k3sim.model.config_other_families import operators_of, used_fields
 from k3sim.model.config_quantisation import Refused, check_group, reader_of
 from k3sim.model.config_text import (
     DEEPSEEK,
+    GROUPED,
     KIMI_K3,
     KIMI_LINEAR,
     MODEL_TYPES,
@@ -124,6 +125,30 @@ class DeepseekConfig(OpenRecord):
     num_nextn_predict_layers: Annotated[int, whole(0, 64)] = 0
 
 
+class GroupedConfig(OpenRecord):
+    """Llama, Qwen3 and Qwen3-MoE: grouped-query attention in all layers, all of them dense or all with experts."""
+
+    model_type: Annotated[str, one_of(*MODEL_TYPES[GROUPED])]
+    hidden_act: Annotated[str, one_of("silu")]
+    tie_word_embeddings: Annotated[bool, _NO] = False
+    use_sliding_window: Annotated[bool, _NO] = False
+    decoder_sparse_step: Annotated[int, one_of(1)] = 1
+    mlp_only_layers: Annotated[list[Any] | None, Field(max_length=0)] = None
+    qkv_bias: Annotated[bool, _NO] = False
+    use_qk_norm: bool | None = None  # where nothing is said, as the family has it
+    shared_expert_intermediate_size: Annotated[int, one_of(0)] = 0
+    hidden_size: Annotated[int, _SIZE]
+    num_hidden_layers: Annotated[int, whole(1, MOST_LAYERS)]
+    num_attention_heads: Annotated[int, _SIZE]
+    num_key_value_heads: Annotated[int, _SIZE]
+    head_dim: Annotated[int, whole(1, 4096)] | None = None
+    vocab_size: Annotated[int, _SIZE]
+    max_position_embeddings: Annotated[int, _SIZE]
+    rms_norm_eps: Annotated[float, number(1e-30, 0.999, accepted="a number above 0 and below 1")] = 1e-6
+    intermediate_size: Annotated[int, _SIZE]
+    moe_intermediate_size: Annotated[int, _SIZE] | None = None
+
+
 class TextConfig(OpenRecord):
     """The language model of Kimi K3."""
 
@@ -177,7 +202,9 @@ class VisionConfig(OpenRecord):
     mm_hidden_size: Annotated[int, _SIZE]
 
 
-MODELS: Mapping[str, type[OpenRecord]] = {KIMI_K3: TextConfig, KIMI_LINEAR: LinearConfig, DEEPSEEK: DeepseekConfig}
+MODELS: Mapping[str, type[OpenRecord]] = {
+    KIMI_K3: TextConfig, KIMI_LINEAR: LinearConfig, DEEPSEEK: DeepseekConfig, GROUPED: GroupedConfig,
+}  # fmt: skip
 
 
 def check_config(document: Document, ignored: Collection[str] = ()) -> None:
@@ -208,8 +235,11 @@ def check_config(document: Document, ignored: Collection[str] = ()) -> None:
     elif "model_type" not in top and at:
         document.fault((), f"lacks model_type ({_shown(names[0])})")
     checked(document, model, at)
-    check_together(document, text, at)
-    _check_indexer(document, text, at)
+    if family == GROUPED:
+        check_grouped(document, text, at)
+    else:
+        check_together(document, text, at)
+        _check_indexer(document, text, at)
     formats = _check_quantisation(document, top, text, at, family or KIMI_K3)
     _check_depths(document, text, at, formats)
     if "vision_config" in top and family == KIMI_K3 and (
@@ -349,11 +379,11 @@ def _check_depths(document: Document, text: Mapping[str, Any], at: Keys, formats
     """Weights that share a scale are whole groups of a matrix's depth."""
     if not formats:
         return
-    width, latent = text["moe_intermediate_size"], text.get("routed_expert_hidden_size")
+    width, latent = text.get("moe_intermediate_size"), text.get("routed_expert_hidden_size")
     for part, name, depth in (
         ("moe.expert_w2", "moe_intermediate_size", width),
         ("moe.expert_w13", "routed_expert_hidden_size" if latent else "hidden_size", latent or text["hidden_size"]),
     ):
-        why = check_group(part, formats[part], depth) if part in formats else None
+        why = check_group(part, formats[part], depth) if part in formats and depth else None
         if why is not None:
             document.fault((*at, name), f"is {depth}, accepted: a multiple of {formats[part].group} ({why})")

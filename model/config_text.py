@@ -13,12 +13,14 @@ from k3sim.model.config_quantisation import MODULES, formats_of, reader_of
 from k3sim.model.documents.lines import Keys
 from k3sim.model.weight_formats import WeightFormat
 
-KIMI_K3, KIMI_LINEAR, DEEPSEEK = "Kimi K3", "Kimi-Linear", "DeepSeek-V3"
-#: ``model_type`` of a family's files, the outer one where there are two. It decides nothing by itself.
+KIMI_K3, KIMI_LINEAR, DEEPSEEK, GROUPED = "Kimi K3", "Kimi-Linear", "DeepSeek-V3", "grouped-query attention"
+#: ``model_type`` of a family's files, the outer one where there are two. It decides nothing by itself, but for
+#: grouped-query attention, whose files do not say of its norms.
 MODEL_TYPES: Mapping[str, tuple[str, ...]] = {
     KIMI_K3: ("kimi_k3", "kimi_k31"),
     KIMI_LINEAR: ("kimi_linear",),
     DEEPSEEK: ("deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25"),
+    GROUPED: ("llama", "qwen3", "qwen3_moe"),
 }
 
 
@@ -30,6 +32,8 @@ def family_of(text: Mapping[str, Any], outer: object) -> str | None:
         return KIMI_K3 if is_k3 else KIMI_LINEAR
     if "kv_lora_rank" in text and "n_routed_experts" in text:
         return DEEPSEEK
+    if "text_config" not in text and text.get("model_type") in MODEL_TYPES[GROUPED]:
+        return GROUPED
     return None
 
 
@@ -53,11 +57,15 @@ def quantisation_of(top: Mapping[str, Any], text: Mapping[str, Any], at: Keys) -
 def layers_of(text: Mapping[str, Any]) -> dict[str, list[int]]:
     """Layers of each kind of sublayer, counted from zero, of a config without faults."""
     every = range(text["num_hidden_layers"])
+    if "kv_lora_rank" not in text:
+        moe = bool(text.get(spelling(text, "num_experts")))
+        return {"kda": [], "mla": [], "gqa": [*every], "dense": [] if moe else [*every], "moe": [*every] if moe else []}
     linear = text.get("linear_attn_config")
     kda = sorted(layer - 1 for layer in linear["kda_layers"]) if linear else []
     first = text["first_k_dense_replace"]
     return {
         "kda": kda,
+        "gqa": [],
         "mla": [layer for layer in every if layer not in set(kda)],
         "dense": [layer for layer in every if layer < first],
         "moe": [layer for layer in every if layer >= first],

@@ -147,6 +147,11 @@ def check_layout(arch: Architecture, layout: Layout) -> None:
             f"dcp={layout.dcp} at {_group_words(layout)}: the KV cache is cut over the ranks of one attention group; "
             f"accepted: {', '.join(map(str, _divisors(layout.attention_tp)))}"
         )
+    if arch.gqa_layers and layout.dcp > 1:
+        raise UserError(f"dcp={layout.dcp}: context parallel is not modelled for grouped-query attention; accepted: 1")
+    ranks, key_heads = layout.attention_tp, arch.gqa.num_key_heads
+    if arch.gqa_layers and max(key_heads, ranks) % min(key_heads, ranks):
+        raise UserError(f"{_group_words(layout)}: {key_heads} key heads over {ranks} ranks; accepted: a multiple")
     if not 1 <= layout.dp <= MAX_DP:
         raise UserError(f"dp={layout.dp} replicas; 1 to {MAX_DP} are accepted")
     if not 1 <= layout.pp <= arch.num_layers:
@@ -245,7 +250,7 @@ def _cut_widths(arch: Architecture, *, whole_experts: bool) -> dict[str, int]:
     """Everything that tensor parallelism divides, by the name that an error shows."""
     return {
         "KDA heads": arch.kda.num_heads,
-        "attention heads": arch.mla.num_heads,
+        "attention heads": arch.mla.num_heads or arch.gqa.num_heads,
         "vocabulary": arch.vocab_size,
         "hidden size": arch.hidden_size,
         "latent size": arch.moe.latent_size,

@@ -49,6 +49,8 @@ class RankShapes:
 
     kda_heads: int
     mla_heads: int
+    gqa_heads: int
+    gqa_key_heads: int  # of which ranks hold copies where there are more ranks than heads
     kda_state_bytes: int  # recurrent state, fp32, read and written each step
     kda_conv_state_bytes: int  # past samples of q, k and v, bf16, read and written each step
     kda_conv_weight_bytes: int  # fp32
@@ -81,6 +83,7 @@ def rank_matrices(arch: Architecture, layout: Layout) -> dict[str, Matrix]:
     matrices = [
         *_kda_matrices(arch, tp),
         *_mla_matrices(arch, tp),
+        *_gqa_matrices(arch, layout),
         *_moe_matrices(arch, layout),
         _matrix(arch, "dense.gate_up", 2 * arch.dense_intermediate // tp, hidden),
         _matrix(arch, "dense.down", hidden, arch.dense_intermediate // tp),
@@ -107,6 +110,8 @@ def _kda_matrices(arch: Architecture, tp: int) -> list[Matrix]:
 
 
 def _mla_matrices(arch: Architecture, tp: int) -> list[Matrix]:
+    if not arch.mla.num_heads:
+        return []
     mla, hidden = arch.mla, arch.hidden_size
     heads = mla.num_heads // tp
     query = (
@@ -133,6 +138,17 @@ def _mla_matrices(arch: Architecture, tp: int) -> list[Matrix]:
     ]
 
 
+def _gqa_matrices(arch: Architecture, layout: Layout) -> list[Matrix]:
+    gqa, hidden, tp = arch.gqa, arch.hidden_size, layout.attention_tp
+    if not gqa.num_heads:
+        return []
+    width = gqa.query_width // tp
+    return [
+        _matrix(arch, "gqa.qkv", width + 2 * key_heads(arch, layout) * gqa.head_dim, hidden),
+        _matrix(arch, "gqa.o_proj", hidden, width),
+    ]
+
+
 def _moe_matrices(arch: Architecture, layout: Layout) -> list[Matrix]:
     moe, hidden, tp = arch.moe, arch.hidden_size, layout.attention_tp
     if not moe.num_experts:
@@ -152,6 +168,16 @@ def _moe_matrices(arch: Architecture, layout: Layout) -> list[Matrix]:
         _matrix(arch, "moe.latent_up", hidden, moe.latent_size, replicated=True),
         _matrix(arch, "moe.latent_up_shard", hidden // tp, moe.latent_size),
     ]
+
+
+def key_heads(arch: Architecture, layout: Layout) -> int:
+    """Key heads of one rank of grouped-query attention: at least one, of which several ranks then hold a copy."""
+    return -(-arch.gqa.num_key_heads // layout.attention_tp)
+
+
+def gqa_bytes_per_token(arch: Architecture, layout: Layout, kv_dtype: KvDtype) -> int:
+    """Bytes of one token in one layer's cache of grouped-query attention on a rank: keys and values of its heads."""
+    return 2 * key_heads(arch, layout) * arch.gqa.head_dim * KV_DTYPE_BYTES[kv_dtype]
 
 
 def held_as(matrix: Matrix, layout: Layout) -> str:
@@ -176,6 +202,8 @@ def rank_shapes(arch: Architecture, layout: Layout) -> RankShapes:
     return RankShapes(
         kda_heads=kda_heads,
         mla_heads=arch.mla.num_heads // tp,
+        gqa_heads=arch.gqa.num_heads // tp,
+        gqa_key_heads=key_heads(arch, layout),
         kda_state_bytes=kda_heads * kda.head_dim_k * kda.head_dim_v * arch.state_bytes_per_value,
         kda_conv_state_bytes=(kda.conv_width - 1) * conv_channels * BF16_BYTES,
         kda_conv_weight_bytes=kda.conv_width * conv_channels * FP32_BYTES,

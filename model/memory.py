@@ -17,6 +17,7 @@ from k3sim.model.matrices import (
     Matrix,
     RankShapes,
     expert_slice,
+    gqa_bytes_per_token,
     kv_bytes_per_token,
     rank_matrices,
     rank_shapes,
@@ -102,10 +103,11 @@ def room(
     )
     tokens = []
     for position, stage in enumerate(stages(concurrency)):
-        cached = sum(1 for layer in stage_layers(arch.num_layers, layout.pp)[position] if layer in arch.mla_layers)
-        if cached:
+        layers = stage_layers(arch.num_layers, layout.pp)[position]
+        token_bytes = _token_bytes(arch, layout, layers, kv_dtype)
+        if token_bytes:
             free = capacity - stage.total + stage.kv_cache
-            tokens.append(max(0, free) // (cached * kv_bytes_per_token(arch, kv_dtype)) * layout.dcp)
+            tokens.append(max(0, free) // token_bytes * layout.dcp)
     return Room(
         resident=max(stages(concurrency), key=lambda stage: stage.total),
         capacity=capacity,
@@ -161,18 +163,24 @@ def _stages(
     """Memory of a GPU of each pipeline stage."""
     matrices, shapes = rank_matrices(arch, layout), rank_shapes(arch, layout)
     num_requests = layout.rows(concurrency)
-    cache_bytes = -(-context // layout.dcp) * kv_bytes_per_token(arch, kv_dtype)
+    cached_tokens = -(-context // layout.dcp)
     state_bytes = shapes.kda_state_bytes + shapes.kda_conv_state_bytes
-    kda_layers, mla_layers = frozenset(arch.kda_layers), frozenset(arch.mla_layers)
+    kda_layers = frozenset(arch.kda_layers)
     return [
         ResidentMemory(
             weights=_weight_bytes(arch, layout, matrices, shapes, layers),
-            kv_cache=num_requests * len(mla_layers.intersection(layers)) * cache_bytes,
+            kv_cache=num_requests * cached_tokens * _token_bytes(arch, layout, layers, kv_dtype),
             kda_state=num_requests * len(kda_layers.intersection(layers)) * state_bytes,
             activations_and_workspace=num_requests * _row_bytes(arch, layout) + RUNTIME_RESERVE_BYTES,
         )
         for layers in stage_layers(arch.num_layers, layout.pp)
     ]
+
+
+def _token_bytes(arch: Architecture, layout: Layout, layers: range, kv_dtype: KvDtype) -> int:
+    """Bytes of one cached token in all of a stage's layers."""
+    mla, gqa = (sum(1 for layer in layers if layer in kind) for kind in (arch.mla_layers, arch.gqa_layers))
+    return mla * kv_bytes_per_token(arch, kv_dtype) + gqa * gqa_bytes_per_token(arch, layout, kv_dtype)
 
 
 def _weight_bytes(
@@ -191,14 +199,16 @@ def _weight_bytes(
     moe_layer = sizes(*(f"moe.{name}{shared}" for name in ("router", "latent_down", "latent_up")))
     moe_layer += sizes("moe.shared_gate_up", "moe.shared_down")
     moe_layer += shapes.experts_owned * sizes("moe.expert_w13", "moe.expert_w2")
-    moe_layer += moe.num_experts * FP32_BYTES + moe.latent_size * BF16_BYTES
-    num_mla = len(frozenset(arch.mla_layers).intersection(layers))
+    moe_layer += moe.num_experts * FP32_BYTES * moe.has_correction + moe.latent_size * BF16_BYTES
+    gqa = sizes("gqa.qkv", "gqa.o_proj") + (2 * arch.gqa.head_dim * BF16_BYTES if arch.gqa.has_norms else 0)
+    num_mla, num_gqa = (len(frozenset(kind).intersection(layers)) for kind in (arch.mla_layers, arch.gqa_layers))
     num_dense = sum(1 for layer in layers if arch.ffn(layer) == "dense")
     # A layer has two norms and two attention residuals (norm, query); one of each follows the last layer.
     residual = (6 * len(layers) + (3 if layers.stop == arch.num_layers else 0)) * hidden * BF16_BYTES
     return (
-        (len(layers) - num_mla) * kda
+        (len(layers) - num_mla - num_gqa) * kda
         + num_mla * mla
+        + num_gqa * gqa
         + num_dense * sizes("dense.gate_up", "dense.down")
         + (len(layers) - num_dense) * moe_layer
         + residual

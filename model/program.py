@@ -14,7 +14,7 @@ from k3sim.errors import UserError
 from k3sim.model.architecture import Architecture
 from k3sim.model.collectives import FORMS, Collectives
 from k3sim.model.layout import Layout, Workload, stage_layers
-from k3sim.model.matrices import Matrix, expert_slice, rank_matrices, rank_shapes, shared_slice
+from k3sim.model.matrices import Matrix, expert_slice, gqa_bytes_per_token, rank_matrices, rank_shapes, shared_slice
 from k3sim.model.routing import UNIFORM, Routing
 from k3sim.model.step import FEATURES, HEAD, PLAIN, STAGE_END, START, Path, Row, of_plain_residual
 
@@ -118,6 +118,10 @@ def dimensions(
         "kv_row_bytes": kv_row_bytes,
         "mla_query_width": shapes.mla_heads * mla.cache_width,
         "kda_value_width": architecture.kda.value_width // tp,
+        "gqa_heads": shapes.gqa_heads,
+        "gqa_key_heads": shapes.gqa_key_heads,
+        "gqa_head_dim": architecture.gqa.head_dim,
+        "gqa_row_bytes": gqa_bytes_per_token(architecture, layout, workload.kv_dtype),
         "mla_rope_width": shapes.mla_heads * mla.qk_rope_head_dim,
         "q_lora_rank": mla.q_lora_rank,
         "context": -(-attended // layout.dcp),
@@ -127,6 +131,14 @@ def dimensions(
         "index_top_k": mla.index_top_k,
         "index_row_bytes": mla.index_dim + 4 if mla.index_heads else 0,  # fp8 and a scale in fp32
         "dcp": layout.dcp,
+        **_expert_dimensions(architecture, layout, load),
+    }
+
+
+def _expert_dimensions(architecture: Architecture, layout: Layout, load: RankLoad) -> dict[str, int]:
+    """``dimensions`` of the feed-forward part: experts, and what travels for them."""
+    moe, tp = architecture.moe, layout.attention_tp
+    return {
         "experts": moe.num_experts,
         "top_k": moe.top_k,
         "top_k_groups": moe.top_k_groups if moe.num_groups > 1 else 1,
@@ -188,6 +200,7 @@ def features_of(architecture: Architecture, path: Path, *, block_scaled: bool) -
         "mla gate": mla.has_gate,
         "query latent": bool(mla.q_lora_rank),
         "rope": mla.has_rope,
+        "head norms": architecture.gqa.has_norms,
         "indexer": bool(mla.index_heads),
         "convolution": kda.conv_width > 1,
         "gate in full": not kda.gate_rank,

@@ -30,6 +30,7 @@ FEATURES = (
     ("mla gate", "no mla gate"),
     ("query latent", "no query latent"),
     ("rope", "no rope"),
+    ("head norms", "no head norms"),
     ("indexer", "no indexer"),
     ("convolution", "no convolution"),
     ("gate in full", "gate of low rank"),
@@ -40,8 +41,8 @@ FEATURES = (
 )
 K3_FEATURES = frozenset(
     {
-        "attention residual", "latent", "shared experts", "mla gate", "query latent", "no rope", "no indexer",
-        "convolution", "gate in full", "no expert groups", "kda", "block-scaled", "vllm",
+        "attention residual", "latent", "shared experts", "mla gate", "query latent", "no rope", "no head norms",
+        "no indexer", "convolution", "gate in full", "no expert groups", "kda", "block-scaled", "vllm",
     }
 )  # fmt: skip
 

@@ -30,7 +30,7 @@ class ComparedRange:
 
 
 KIMI_K3, KIMI_LINEAR, DEEPSEEK = "kimi-k3", "kimi-linear", "deepseek"
-SPARSE = " with sparse attention"
+SPARSE, GROUPED = " with sparse attention", "grouped-query attention"
 
 COMPARED = (
     ComparedRange(family=KIMI_K3, layout="tp16ep1dcp1", concurrency=(1, 16), context=(512, 131072)),
@@ -47,6 +47,8 @@ COMPARED = (
 
 def family_of(architecture: Architecture) -> str:
     """Which comparisons count for a model: by its residual, its mixers, and whether attention is sparse."""
+    if architecture.gqa_layers:
+        return GROUPED
     sparse = SPARSE if architecture.mla.index_heads else ""
     if architecture.attn_res_block_size:
         return KIMI_K3 + sparse

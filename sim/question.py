@@ -122,7 +122,8 @@ def ask(options: Options) -> Question:
         check_own(architecture, layout, layout.rows(workload.concurrency))
     routing = read_routing(options.routing)
     moe = architecture.moe
-    routing.distinct_experts(moe.num_experts, moe.top_k, layout.rows(workload.concurrency) * layout.attn_dp)
+    if moe.num_experts:
+        routing.distinct_experts(moe.num_experts, moe.top_k, layout.rows(workload.concurrency) * layout.attn_dp)
     if not 0 <= options.seed <= MAX_SEED:
         raise UserError(f"seed is {options.seed}; accepted: 0 to {MAX_SEED}")
     memory_warning = _misfit(options, architecture, path.layout(layout, workload, options.pad_experts), machine)

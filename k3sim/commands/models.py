@@ -33,7 +33,8 @@ def models(
     table = terminal.table("model", "layers", "mixers", "experts", "parameters", "active", "checkpoint GB", "formats")
     for row in rows:
         table.add_row(
-            row["name"], str(row["num_layers"]), row["mixers"], f"{row['top_k']} of {row['num_experts']}",
+            row["name"], str(row["num_layers"]), row["mixers"],
+            f"{row['top_k']} of {row['num_experts']}" if row["num_experts"] else "none",
             f"{row['num_parameters'] / 1e9:,.1f} B", f"{row['num_active_parameters'] / 1e9:,.1f} B",
             f"{row['checkpoint_bytes'] / 1e9:,.1f}", row["formats_shown"],
         )  # fmt: skip
@@ -48,8 +49,15 @@ def described(architecture: Architecture) -> dict[str, Any]:
     from k3sim.model.config_quantisation import MODULES
 
     moe = architecture.moe
-    mixers = {"KDA": len(architecture.kda_layers), "MLA": len(architecture.mla_layers)}
-    formats = {part: architecture.weight_format(part).name for part in MODULES}
+    mixers = {
+        "KDA": len(architecture.kda_layers), "MLA": len(architecture.mla_layers), "GQA": len(architecture.gqa_layers)
+    }  # fmt: skip
+    there = architecture.tables
+    formats = {
+        part: architecture.weight_format(part).name
+        for part, (kind, _) in MODULES.items()
+        if not kind or kind in there
+    }
     shown = sorted({one for one in formats.values() if one != "bf16"})
     return {
         "name": architecture.name,

@@ -25,6 +25,7 @@ KINDS = {
     "start": ("before the layers", ""),
     "kda": ("mixer of a KDA layer", "the layer before"),
     "mla": ("mixer of an MLA layer", "the layer before"),
+    "gqa": ("mixer of a grouped-query attention layer", "the layer before"),
     "dense": ("FFN of a dense layer", "the mixer"),
     "moe": ("FFN of an MoE layer", "the mixer"),
     "stage end": ("from one pipeline stage to the next", "the FFN"),

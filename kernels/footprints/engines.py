@@ -78,6 +78,9 @@ PUBLIC: Mapping[str, Block] = MappingProxyType(
         "expert_block": _k3opt(threads=256, registers=168, between=(96, 255), smem_bytes=128 * KIB, max_per_sm=1),
         # TensorRT-LLM's MLA decode: one block an SM, 384 threads, at most 168 registers.
         "mla_split": _engine(threads=384, registers=168, between=(128, 168), smem_bytes=200 * KIB, max_per_sm=1),
+        # FlashInfer's decode with tensor cores (prefill.cuh): 4 warps, 64 KB of keys and values on their way; the sums
+        # of 16 query heads of 128 take 64 registers a thread beside the scores. Two fit an SM.
+        "gqa_split": _engine(threads=128, registers=168, between=(128, 255), smem_bytes=96 * KIB, max_per_sm=2),
         # k3opt's TAILATTN: 256 threads, 100 KB, two blocks an SM, so at most 128 registers.
         "mla_fused": _k3opt(threads=256, registers=128, between=(80, 128), smem_bytes=100 * KIB, max_per_sm=2),
         # vLLM's selection: a block a row, whose warps share the experts.

@@ -48,7 +48,7 @@ TOKENS: dict[str, int | str] = {"rows": "moe_rows", "top_k": "top_k"}
 FEW_ROWS = 16
 # Beside the routed experts, from the layer's input on. SGLang issues them behind the routed branch, on the same fork.
 ASIDE: dict[str, Any] = {"stream": "aux"}
-LAYER_INPUT = ("mla.all_reduce", "mla.all_reduce.norm", "kda.all_reduce.norm")
+LAYER_INPUT = ("gqa.all_reduce", "gqa.all_reduce.norm", "mla.all_reduce", "mla.all_reduce.norm", "kda.all_reduce.norm")
 
 
 def _router() -> tuple[Row, ...]:
@@ -118,6 +118,22 @@ FAMILY_MLA_ROWS = (
     _row("mla.lift", "unfused.batched_gemm", ROWS, weights=("mla.w_uv",)),
     *product("mla.o_proj", "mla.o_proj"),
     *_sum_and_norm("mla.all_reduce", "attention"),
+)  # fmt: skip
+
+GQA_QUERY: dict[str, int | str] = {"rows": "rows", "heads": "gqa_heads", "head_dim": "gqa_head_dim"}
+GQA_KEY: dict[str, int | str] = {"rows": "rows", "heads": "gqa_key_heads", "head_dim": "gqa_head_dim"}
+
+FAMILY_GQA_ROWS = (
+    *product("gqa.qkv", "gqa.qkv"),
+    _row("gqa.q_norm", "gqa_decode.head_norm", GQA_QUERY, needs="head norms"),
+    _row("gqa.k_norm", "gqa_decode.head_norm", GQA_KEY, needs="head norms"),
+    _row("gqa.rope", "gqa_decode.rope", {**GQA_QUERY, "key_heads": "gqa_key_heads"}),
+    _row("gqa.cache", "gqa_decode.cache_write", {"rows": "rows", "row_bytes": "gqa_row_bytes"}),
+    _prefetch("prefetch.o_proj", "gqa.o_proj", after=("gqa.cache",)),
+    _row("gqa.attention", "gqa_decode.split_kv",
+         {**GQA_QUERY, "key_heads": "gqa_key_heads", "context": "context", "row_bytes": "gqa_row_bytes"}),
+    *product("gqa.o_proj", "gqa.o_proj"),
+    *_sum_and_norm("gqa.all_reduce", "attention"),
 )  # fmt: skip
 
 #: KDA with an output gate of low rank: separate kernels. SGLang joins the two inner products, and the outer two.
@@ -250,6 +266,7 @@ FAMILY_HEAD_ROWS = HEAD_ROWS[3:]
 #: What a prefetch for the coming layer fetches, by its mixer.
 FAMILY_NEXT_WEIGHTS: Mapping[str, tuple[str, ...]] = {
     f"{PLAIN}kda": ("kda.in_proj",),
+    f"{PLAIN}gqa": ("gqa.qkv",),
     f"{PLAIN}mla": ("mla.qkv_a", "mla.q", "mla.kv_a", "mla.q_b"),
 }
 
@@ -258,6 +275,7 @@ FAMILY_TABLES: Mapping[str, tuple[Row, ...]] = {
     f"{PLAIN}{START}": FAMILY_START_ROWS,
     f"{PLAIN}kda": FAMILY_KDA_ROWS,
     f"{PLAIN}mla": FAMILY_MLA_ROWS,
+    f"{PLAIN}gqa": FAMILY_GQA_ROWS,
     f"{PLAIN}dense": FAMILY_DENSE_ROWS,
     f"{PLAIN}moe": FAMILY_MOE_ROWS,
     f"{PLAIN}{STAGE_END}": STAGE_END_ROWS,

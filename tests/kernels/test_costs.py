@@ -349,6 +349,21 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
     "expert_exchange.hand_over": (
         ((), {"rows": 1, "row_bytes": 2 * H, "sources": 1}, 0), ((), {"rows": 16, "row_bytes": 2 * H, "sources": 9}, 0),
     ),
+    "gqa_decode.head_norm": (
+        ((), {"rows": 1, "heads": 8, "head_dim": 128}, 0), ((), {"rows": 16, "heads": 1, "head_dim": 128}, 0),
+    ),
+    "gqa_decode.rope": (
+        ((), {"rows": 1, "heads": 8, "key_heads": 1, "head_dim": 128}, 0),
+        ((), {"rows": 16, "heads": 64, "key_heads": 8, "head_dim": 128}, 0),
+    ),
+    # A key and a value of 128 for each key head of the rank: fp8, then bf16.
+    "gqa_decode.cache_write": (
+        ((), {"rows": 1, "row_bytes": 2 * 1 * 128}, 256), ((), {"rows": 16, "row_bytes": 2 * 8 * 128 * 2}, 65_536),
+    ),
+    "gqa_decode.split_kv": (
+        ((), {"rows": 1, "heads": 8, "key_heads": 1, "head_dim": 128, "context": 8192, "row_bytes": 256}, 2_097_152),
+        ((), {"rows": 4, "heads": 64, "key_heads": 8, "head_dim": 128, "context": 1000, "row_bytes": 4096}, 16_384_000),
+    ),
     "indexer.key_and_query": (
         ((), {"rows": 1, "heads": 64, "head_dim": 128, "index_row_bytes": 132}, 132),
         ((), {"rows": 4, "heads": 32, "head_dim": 128, "index_row_bytes": 132}, 528),
@@ -595,7 +610,7 @@ def test_only_state_and_cache_count_as_such() -> None:
     for operator, work in every_work():
         kinds = {read.kind for one in work.passes for read in one.reads}
         folder = operator.split(".")[0]
-        has_state = folder in ("kda_decode", "mla_decode", "attn_res", "indexer") or "update" in operator
+        has_state = folder in ("kda_decode", "mla_decode", "gqa_decode", "attn_res", "indexer") or "update" in operator
         assert ReadKind.KV_STATE not in kinds or has_state, operator
 
 

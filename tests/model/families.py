@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from k3sim.model.architecture import Architecture, KdaShape, MlaShape, MoeShape
+from k3sim.model.architecture import Architecture, GqaShape, KdaShape, MlaShape, MoeShape
+from k3sim.model.config_grouped import NO_MLA
 from k3sim.model.weight_formats import BF16, FORMATS, FP8_BLOCK, NVFP4, WeightFormat
 
 NO_KDA = KdaShape(num_heads=0, head_dim_k=0, head_dim_v=0, conv_width=0, decay_rank=0)
@@ -80,5 +81,21 @@ KIMI_LINEAR = Architecture(
     dense_intermediate=9216,
     formats=formats(),
 )  # fmt: skip
+QWEN3_MOE = replace(
+    KIMI_LINEAR, name="Qwen3-30B-A3B", num_layers=48, hidden_size=2048, vocab_size=151936, kda_layers=(), mla_layers=(),
+    kda=NO_KDA, mla=NO_MLA, gqa_layers=tuple(range(48)), dense_intermediate=6144,
+    gqa=GqaShape(num_heads=32, num_key_heads=4, head_dim=128, has_norms=True),
+    moe=MoeShape(
+        num_experts=128, top_k=8, latent_size=0, expert_intermediate=768, num_shared_experts=0, shared_intermediate=0,
+        first_moe_layer=0, has_correction=False,
+    ),
+)  # fmt: skip
+LLAMA_70B = replace(
+    QWEN3_MOE, name="Llama-3.1-70B", num_layers=80, hidden_size=8192, vocab_size=128256,
+    gqa_layers=tuple(range(80)), gqa=GqaShape(num_heads=64, num_key_heads=8, head_dim=128), dense_intermediate=28672,
+    moe=replace(
+        QWEN3_MOE.moe, num_experts=0, top_k=0, expert_intermediate=0, first_moe_layer=80,
+    ),
+)  # fmt: skip
 
-FAMILIES = (DEEPSEEK_V3, R1_NVFP4, V31_NVFP4, DEEPSEEK_V32, KIMI_K2, KIMI_K25, KIMI_LINEAR)
+FAMILIES = (DEEPSEEK_V3, R1_NVFP4, V31_NVFP4, DEEPSEEK_V32, KIMI_K2, KIMI_K25, KIMI_LINEAR, QWEN3_MOE, LLAMA_70B)

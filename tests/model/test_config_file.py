@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from k3sim.errors import UserError
-from k3sim.model.checkpoint import active_parameters, tensors, total_bytes
+from k3sim.model.checkpoint import active_parameters, tensors, total_bytes, total_parameters
 from k3sim.model.config_file import ACCEPTED, SHIPPED_CONFIG, load_architecture
 from k3sim.model.config_rules import check_config
 from k3sim.model.documents.document import parse_json
@@ -329,6 +329,65 @@ def test_another_family_is_told_every_reason(more: dict[str, object], shown: tup
     for one in shown:
         assert one in said
     assert "\n" not in said
+
+
+GROUPED = {**DENSE_GQA, "model_type": "llama"}
+EXPERTS = {
+    "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_key_value_heads": 4, "head_dim": 128,
+    "intermediate_size": 6144, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+    "vocab_size": 151936, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "parameters"),
+    [
+        # As the cards say: Llama-3.1-8B, 70B and 405B, Qwen3-8B, Qwen3-30B-A3B and Qwen3-235B-A22B.
+        ({}, 8_030_261_248),
+        ({"hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "intermediate_size": 28672},
+         70_553_706_496),
+        ({"hidden_size": 16384, "num_hidden_layers": 126, "num_attention_heads": 128, "intermediate_size": 53248},
+         405_853_388_800),
+        ({"model_type": "qwen3", "num_hidden_layers": 36, "intermediate_size": 12288, "vocab_size": 151936},
+         8_190_735_360),
+        (EXPERTS, 30_532_122_624),
+        ({**EXPERTS, "hidden_size": 4096, "num_hidden_layers": 94, "num_attention_heads": 64,
+          "intermediate_size": 12288, "moe_intermediate_size": 1536}, 235_093_634_560),
+    ],
+)  # fmt: skip
+def test_grouped_query_models_have_their_parameters(more: dict[str, object], parameters: int, write: Write) -> None:
+    found = load_architecture(write({**GROUPED, **more}))
+    assert total_parameters(found) == parameters
+    assert len(found.gqa_layers) == found.num_layers and not found.mla_layers
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        ({"num_key_value_heads": 7}, "num_key_value_heads is 7, accepted: a divisor of 32"),
+        ({"num_attention_heads": 24}, "num_attention_heads is 24, accepted: a divisor of 4096"),
+        ({"tie_word_embeddings": True}, "tie_word_embeddings is true"),
+        ({"use_sliding_window": True, "sliding_window": 128}, "use_sliding_window is true"),
+        ({"attention_bias": True}, "a bias in attention"),
+        ({"num_experts": 8}, "num_experts_per_tok"),
+        ({"num_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok is 9, accepted: a whole number"),
+        ({"num_experts": 8, "num_experts_per_tok": 2}, "lacks moe_intermediate_size"),
+        ({"num_experts_per_tok": 2}, "and there is no num_experts"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step is 2"),
+        ({"mlp_only_layers": [0]}, "mlp_only_layers"),
+        ({"colour": 1}, "colour"),
+    ],
+)
+def test_grouped_query_models_say_what_is_wrong(more: dict[str, object], shown: str, write: Write) -> None:
+    assert shown in refusal(write({**GROUPED, **more}))
+
+
+def test_norms_of_heads_are_the_family_or_a_field(write: Write) -> None:
+    for more, has_norms in (
+        ({}, False), ({"model_type": "qwen3"}, True), ({"model_type": "qwen3", "use_qk_norm": False}, False),
+        ({"use_qk_norm": True}, True),
+    ):  # fmt: skip
+        assert load_architecture(write({**GROUPED, **more})).gqa.has_norms is has_norms
 
 
 def test_a_sparse_mla_model_is_read_by_its_fields(write: Write) -> None:
