@@ -39,8 +39,8 @@ def models(
             f"{row['checkpoint_bytes'] / 1e9:,.1f}", row["formats_shown"],
         )  # fmt: skip
     terminal.print_table(table)
-    for one in loaded:
-        output.warn(list(one.notes))
+    if name is not None:
+        output.warn(list(loaded[0].notes))
 
 
 def described(architecture: Architecture) -> dict[str, Any]:

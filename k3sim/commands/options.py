@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from k3sim.commands.numbers import numbers_of
 from k3sim.errors import UserError
 from k3sim.sim.draws import MAX_DRAWS
 from k3sim.sim.export.whole_file import check_folder
@@ -22,17 +23,24 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of the draws.")]
 Jobs = Annotated[int | None, typer.Option(help="Processes that work at once; by default one for each core.")]
 
 
-def shared_option(word: str) -> Any:
+def shared_option(word: str, *, is_list: bool = False) -> Any:
     """The annotation from which the command-line library makes one of the options of ``Options``."""
     option: Option = OPTIONS[word]
-    kind: Any = list[str] if option.kind is tuple else option.kind
+    kind: Any = list[str] if option.kind is tuple else str if is_list else option.kind
     kind = kind if option.default not in (None, ()) else kind | None
     flags = f"--{word}/--no-{word}" if option.kind is bool else f"--{word}"
-    return Annotated[kind, typer.Option(flags, help=option.help)]
+    more = " Also a list or range: 1,2,4 or 1:1024:x2." if is_list else ""
+    return Annotated[kind, typer.Option(flags, help=f"{option.help}{more}")]
 
 
-def takes_options(command: Callable[..., None], leave_out: Sequence[str] = ()) -> Callable[..., None]:
-    """Give a command the options of ``Options``, less those left out; it gets them as one ``Options``."""
+def takes_options(
+    command: Callable[..., None], leave_out: Sequence[str] = (), lists: Sequence[str] = ()
+) -> Callable[..., None]:
+    """Give a command the options of ``Options``, less those left out; it gets them as one ``Options``.
+
+    ``lists``: words of whole numbers that may be lists or ranges; the command gets them as ``lists``, by word, and the
+    first of each in the options.
+    """
     taken = {word: option for word, option in OPTIONS.items() if word not in leave_out}
     # Not typing.get_type_hints, which before Python 3.11 hides the annotation of a parameter whose default is None.
     hints = get_annotations(command, eval_str=True)
@@ -42,8 +50,8 @@ def takes_options(command: Callable[..., None], leave_out: Sequence[str] = ()) -
         Parameter(
             option.name,
             Parameter.POSITIONAL_OR_KEYWORD,
-            default=None if option.default == () else option.default,
-            annotation=shared_option(word),
+            default=None if option.default == () else str(option.default) if word in lists else option.default,
+            annotation=shared_option(word, is_list=word in lists),
         )
         for word, option in taken.items()
     ]
@@ -53,10 +61,14 @@ def takes_options(command: Callable[..., None], leave_out: Sequence[str] = ()) -
         for option in taken.values():
             if option.kind is tuple:
                 values[option.name] = tuple(values[option.name] or ())
+        if lists:
+            numbers = {word: numbers_of(word, values[taken[word].name]) for word in lists}
+            values |= {taken[word].name: found[0] for word, found in numbers.items()}
+            given["lists"] = numbers
         command(options=Options(**values), **given)
 
     position = next(index for index, one in enumerate(own) if one.name == "options")
-    parameters = [*own[:position], *shared, *own[position + 1 :]]
+    parameters = [*own[:position], *shared, *(one for one in own[position + 1 :] if one.name != "lists")]
     functools.update_wrapper(parsed, command)
     parsed.__annotations__ = {one.name: one.annotation for one in parameters}
     parsed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]

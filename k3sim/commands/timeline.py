@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from k3sim.commands import curve as curves
 from k3sim.commands import output, terminal
-from k3sim.commands.options import Json, Out, takes_options, writable_folder
+from k3sim.commands.options import Jobs, Json, Out, takes_options, writable_folder
 from k3sim.commands.progress import progress
 from k3sim.errors import UserError
 from k3sim.sim.compared_range import COMPARED_TEXT
@@ -25,30 +27,55 @@ if TYPE_CHECKING:
 EXAMPLE = "k3sim timeline --concurrency 1"
 
 
-@takes_options
+@partial(takes_options, lists=("concurrency", "context"))
 def timeline(
     options: Options,
+    lists: Mapping[str, Sequence[int]],
     intervals: Annotated[
         bool, typer.Option("--intervals", help="Also 90 % intervals: drawn machine values and errors of kernels.")
     ] = False,
     draws: Annotated[
         int | None, typer.Option(help=f"Machines to draw for --intervals, 2 to {MAX_DRAWS}; {NUM_DRAWS} by default.")
     ] = None,
+    for_tpot: Annotated[
+        str | None, typer.Option(help="The most users, or context, that keep a time per token, such as 20ms.")
+    ] = None,
+    for_tokens_per_second: Annotated[
+        float | None, typer.Option(help="The same for tokens a second of one user.")
+    ] = None,
+    over: Annotated[str, typer.Option(help="What --for-tpot looks for: concurrency or context.")] = "concurrency",
+    jobs: Jobs = None,
     out: Out = "k3sim-out",
     json_output: Json = False,
 ) -> None:
     """Predict where one decode step waits: table, page, trace.
 
+    A list of users or contexts gives a curve: every path's step and gain, and the kernels behind each sudden change.
     Beside the path that is asked for stand the stock path, the fused one with its switches in turn, and the megakernel.
 
     {compared}
     """
-    question = ask(options)
     if intervals:
         check_draws(draws or NUM_DRAWS)
         gc.enable()  # of draws nothing is kept
     elif draws is not None:
         raise UserError("--draws: only with --intervals")
+    most_us = curves.time_of(for_tpot, for_tokens_per_second)
+    if any(len(one) > 1 for one in lists.values()):
+        if most_us is not None:
+            raise UserError("--for-tpot looks for one number; give it without a list of users or contexts")
+        curves.run_curve(
+            options, lists["concurrency"], lists["context"], num_draws=(draws or NUM_DRAWS) if intervals else 0,
+            jobs=jobs, out=out, json_output=json_output,
+        )  # fmt: skip
+        return
+    found = None
+    if most_us is not None:
+        from k3sim.sim.curve import with_value
+
+        found = curves.answer_of(options, over, most_us)
+        options = with_value(options, over, found.value)
+    question = ask(options)
     folder = writable_folder(out)
     output.warn(question.warnings)
     from k3sim.report import report_of
@@ -61,9 +88,11 @@ def timeline(
         told.doing("writing the files")
         files = report.write(folder)
     if json_output:
-        output.print_json(report.to_dict(files))
-    else:
-        print_report(report, files)
+        output.print_json(curves.with_answer(report.to_dict(files), found))
+        return
+    if found is not None:
+        terminal.console().print(curves.sentence_of(found))
+    print_report(report, files)
 
 
 timeline.__doc__ = (timeline.__doc__ or "").format(

@@ -382,7 +382,7 @@ def test_grouped_query_models_say_what_is_wrong(more: dict[str, object], shown: 
     assert shown in refusal(write({**GROUPED, **more}))
 
 
-def test_norms_of_heads_are_the_family_or_a_field(write: Write) -> None:
+def test_norms_of_heads_are_read(write: Write) -> None:
     for more, has_norms in (
         ({}, False), ({"model_type": "qwen3"}, True), ({"model_type": "qwen3", "use_qk_norm": False}, False),
         ({"use_qk_norm": True}, True),
@@ -390,7 +390,7 @@ def test_norms_of_heads_are_the_family_or_a_field(write: Write) -> None:
         assert load_architecture(write({**GROUPED, **more})).gqa.has_norms is has_norms
 
 
-def test_a_sparse_mla_model_is_read_by_its_fields(write: Write) -> None:
+def test_a_sparse_mla_model_is_read(write: Write) -> None:
     config = json.loads((SHIPPED_CONFIG.parent / "deepseek-v3.2.json").read_text())
     layers, first = config["num_hidden_layers"], config["first_k_dense_replace"]
     config |= {
