@@ -105,6 +105,7 @@ def dimensions(
         "expert_ranks": layout.tp,
         "stages": 2,  # a hand-over between stages is of two ranks
         "all_reduce_form": FORMS.index(collectives.form(2 * rows * architecture.hidden_size, tp)),
+        "latent_form": FORMS.index(collectives.form(2 * rows * moe.latent_size, tp)),
         "kda_heads": shapes.kda_heads,
         "kda_state_bytes": shapes.kda_state_bytes,
         "kda_value_bytes": architecture.state_bytes_per_value,
@@ -386,7 +387,7 @@ class _Binder:
                 trigger=row.trigger,
                 after=tuple(needs),
                 sends=row.sends if group_size > 1 else "",
-                transport=FORMS[self._dims["all_reduce_form"]].value if row.transport == "library" else row.transport,
+                transport=FORMS[names[str(row.shape["form"])]].value if row.transport == "library" else row.transport,
                 group_size=group_size,
                 group_stride=layout.attention_tp if row.group == "attention_groups" else 1,
                 receives=tuple(receives),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from k3sim.model.switches import named, parts_of, switches_at
+from k3sim.model.switches import named, parts_of, switch_of, switches_at
 
 if TYPE_CHECKING:
     from k3sim.model.layout import Layout, Workload
@@ -161,6 +161,7 @@ class Path:
     switches: frozenset[str]  # names of what is on: whole switches, and parts of others
     tables: Mapping[str, tuple[Row, ...]]
     next_weights: Mapping[str, tuple[str, ...]]  # mixer -> what a prefetch for the coming layer fetches
+    exchange_rows: int = ANY_ROWS  # up to how many rows its own exchanges run; the libraries' beyond
     unpadded_rows: int = 0  # up to how many rows the expert kernels take a slice as it is
     kernel_set: str = "public"
     engine: str = "vllm"  # whose list of kernels it is, where engines differ
@@ -186,6 +187,8 @@ class Path:
     ) -> bool:
         """Whether a row of the path runs, on this layout, for this many rows, in such a layer and model."""
         switches = switches_at(row.stage, self.switches)
+        if rows > self.exchange_rows:
+            switches = frozenset(one for one in switches if switch_of(one) != "fused-allreduce")
         return row.applies(switches, layout, kda_heads, rows, snapshot=snapshot, features=features)
 
     def layout(self, layout: Layout, workload: Workload, pad_experts: bool | None) -> Layout:

@@ -12,7 +12,7 @@ from k3sim.model.names import check_name
 from k3sim.model.paths.families import FAMILY_NEXT_WEIGHTS, FAMILY_TABLES
 from k3sim.model.paths.megakernel import MEGAKERNEL_TABLES
 from k3sim.model.paths.own import OWN_TABLES
-from k3sim.model.paths.public import BLOCK_ROWS, FUSED_NEXT_WEIGHTS, FUSED_TABLES
+from k3sim.model.paths.public import BLOCK_ROWS, FUSED_NEXT_WEIGHTS, FUSED_TABLES, FUSED_TAIL_ROWS
 from k3sim.model.step import ANY_ROWS, Path
 from k3sim.model.switches import PARTS, SWITCHES, chosen
 
@@ -90,5 +90,6 @@ def find_path(
         tables=PUBLIC_TABLES,
         next_weights={**FUSED_NEXT_WEIGHTS, **FAMILY_NEXT_WEIGHTS},
         unpadded_rows=BLOCK_ROWS if dedicated_experts else 0,
+        exchange_rows=FUSED_TAIL_ROWS,
         engine=engine,
     )

@@ -259,6 +259,37 @@ def _grouped_experts(*, on: tuple[str, ...] = (), off: tuple[str, ...] = (), min
 
 
 SHARED: dict[str, Any] = {"needs": "shared experts"}
+# vLLM's K3 model, defaults of 2026-10: up to how many rows the tail is one fused exchange, and up to how many the sum
+# of the latent is followed by the whole up-projection, with the shared experts' sum beside it. Beyond that each rank
+# projects its slice of the latent, and one more all-reduce adds up both.
+FUSED_TAIL_ROWS, WHOLE_UP_ROWS = 128, 256
+FEW_TAIL: dict[str, Any] = {"off": (REDUCE,), "needs": KEPT, "max_rows": FUSED_TAIL_ROWS}
+MANY_TAIL: dict[str, Any] = {"off": (REDUCE,), "needs": KEPT, "min_rows": FUSED_TAIL_ROWS + 1}
+LATENT_ALL_REDUCE: dict[str, int | str] = {"rows": "rows", "hidden": "latent", "ranks": "ranks", "form": "latent_form"}
+
+
+def _library_sum(stage: str, exchange: str, shape: Mapping[str, int | str], **columns: Any) -> Row:
+    return _row(stage, "unfused.library_all_reduce", shape, launch="pdl", sends=exchange, receives=(exchange,),
+                transport="library", **columns)
+
+
+def _tail_of_many_rows() -> tuple[Row, ...]:
+    whole: dict[str, Any] = {**MANY_TAIL, "max_rows": WHOLE_UP_ROWS}
+    sliced: dict[str, Any] = {**MANY_TAIL, "min_rows": WHOLE_UP_ROWS + 1}
+    add = ("moe.add", "unfused.elementwise", {"rows": "rows", "width": "hidden"})
+    return (
+        _row("moe.finalize", "grouped_experts.finalize", {"rows": "rows", "top_k": "tail_rows", "hidden": "latent"},
+             **MANY_TAIL),
+        _library_sum("moe.latent_all_reduce", "latent", LATENT_ALL_REDUCE, **MANY_TAIL),
+        _row("moe.latent_norm", "unfused.norm", {"rows": "rows", "width": "latent"}, **MANY_TAIL),
+        _library_sum("moe.shared_all_reduce", "shared sum", LIBRARY_ALL_REDUCE, stream="aux", **whole),
+        _row("moe.latent_up", "skinny_gemv.column_pair", ROWS, weights=("moe.latent_up",), **whole),
+        _row(*add, after=("moe.shared_all_reduce",), **whole),
+        # As many weights as a column shard: all outputs, of a slice of the depth.
+        _row("moe.latent_up", "skinny_gemv.column_pair", ROWS, weights=("moe.latent_up_shard",), **sliced),
+        _row(*add, after=("moe.shared_down",), **sliced),
+        _library_sum("moe.all_reduce", "ffn", LIBRARY_ALL_REDUCE, **sliced),
+    )
 
 MOE_ROWS = (
     *BEFORE_FFN,
@@ -302,12 +333,13 @@ MOE_ROWS = (
     _row("prefetch.next", "l2_prefetch.bulk", {"budget_bytes": 48 << 20}, weights=("moe.latent_up_shard", "next layer"),
          on=(FETCH,), stream="prefetch", after=("moe.experts", "moe.experts_2")),
     # Tail: sum over experts and ranks, latent norm, sharded up-projection, gather.
-    _row("moe.tail_reduce", "latent_tail.reduce_pull", {**TAIL, "expert_rows": "tail_rows"}, off=(REDUCE,),
-         launch="pdl", needs=KEPT, after=("moe.shared_down",), sends="latent", receives=("latent",), transport="pull"),
-    _row("moe.latent_up", "latent_tail.up", ROWS, weights=("moe.latent_up_shard",), off=(REDUCE,), launch="pdl",
-         needs=KEPT, sends="residual"),
-    _row("moe.tail_copy", "unfused.poll", {"rows": "rows", "width": "hidden"}, off=(REDUCE,), launch="pdl",
-         needs=KEPT, receives=("residual",)),
+    _row("moe.tail_reduce", "latent_tail.reduce_pull", {**TAIL, "expert_rows": "tail_rows"}, launch="pdl",
+         after=("moe.shared_down",), sends="latent", receives=("latent",), transport="pull", **FEW_TAIL),
+    _row("moe.latent_up", "latent_tail.up", ROWS, weights=("moe.latent_up_shard",), launch="pdl", sends="residual",
+         **FEW_TAIL),
+    _row("moe.tail_copy", "unfused.poll", {"rows": "rows", "width": "hidden"}, launch="pdl", receives=("residual",),
+         **FEW_TAIL),
+    *_tail_of_many_rows(),
     # Of dispatched tokens a rank has the whole sum, and projects the rows that are its own.
     _row("moe.latent_norm", "unfused.norm", {"rows": "front_rows", "width": "latent"}, off=(REDUCE,), needs=DISPATCHED),
     _row("moe.latent_up", "skinny_gemv.column_pair", FRONT, weights=("moe.latent_up",), off=(REDUCE,),

@@ -132,7 +132,7 @@ def test_every_row_runs_under_some_switches() -> None:
             row.applies(switches, layout, heads, rows, snapshot=True, features=ANY_FEATURES)
             for switches in sets
             for layout, heads in layouts
-            for rows in (1, 4, 8, 64)
+            for rows in (1, 4, 8, 64, 200, 512)
         ), row.stage
 
 
