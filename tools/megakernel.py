@@ -175,7 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("megakernel.json"))
     parser.add_argument("--layers", type=int, nargs="+", default=[3, 12])
-    parser.add_argument("--windows", nargs="*", default=[], help="wide,narrow,ahead")
+    parser.add_argument("--windows", nargs="*", default=[], help="wide,narrow,narrow rows")
     parser.add_argument("--only-check", action="store_true")
     parser.add_argument("--replays", type=int, default=1000)
     options = parser.parse_args()
@@ -203,7 +203,7 @@ def main() -> None:
     for layers in options.layers:
         case(f"megakernel {layers}", lambda layers=layers: timed(layers))
     for given in options.windows:
-        how = dict(zip(("window", "narrow_window", "ahead"), map(int, given.split(",")), strict=True))
+        how = dict(zip(("window", "narrow_window", "narrow_rows"), map(int, given.split(",")), strict=True))
         case(f"megakernel {options.layers[0]} {how}", lambda how=how: timed(options.layers[0], **how))
     case("stamped 3", lambda: stamped(3))
     for layers in options.layers:

@@ -12,7 +12,7 @@ running it. ``streams`` are read ahead through the ring, at any time from the la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -120,6 +120,11 @@ class Instruction:
     def name(self) -> str:
         """In messages."""
         return f"layer {self.layer} {self.stage} {self.opcode.name} SM {self.sm}"
+
+
+def outputs_version(accesses: Iterable[Access]) -> int:
+    """The version of the outputs of products and heads among ``accesses``; 0 where there are none."""
+    return max((one.version for one in accesses if one.region.buffer.endswith(" out")), default=0)
 
 
 @dataclass(frozen=True, kw_only=True)

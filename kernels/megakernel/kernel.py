@@ -9,9 +9,12 @@ How data moves
     free stages only, never for a counter, so HBM is read while the computing warps wait for other SMs: up to 215 KB an
     SM, 28 MB of the GPU, 6.2 us of its read rate.
 
-    Of that ring at most ``window`` stages are under way, and ``narrow_window`` while ``ahead`` or more are unread. More
-    would queue in front of everything else that passes L2: with 14 of them, 200 KB an SM, words that an SM had pushed
-    to itself came back after 8 us, with four after 2 (H200, 2026-12-01, docs/journal/2026-12-01-megakernel.md).
+    Of that ring at most ``window`` stages are under way while a product reads it, else ``narrow_window``. More would
+    queue in front of everything else that passes L2: with 14 of them, 200 KB an SM, words that an SM had pushed to
+    itself came back after 8 us, with four after 2 (H200, 2026-12-01, docs/journal/2026-12-01-megakernel.md). A product
+    says so in shared memory from its input on until ``narrow_rows`` rows are left, whose stages have been asked for. A
+    rule by how many stages are unread took 42.3 us a layer instead of 40.4 to 41.0: it is narrow where a product has
+    just begun.
 
     A stage of a product holds whole rows. Seven warps take a part of each, with their part of the input in registers;
     sums of four rows are folded over the lanes together and meet in shared memory by warp. Rows of pushed products are
@@ -23,20 +26,23 @@ How data moves
     residual loaded before the wait. It is ready 0.1 us after the residual is there.
 
 Hand-overs
-    Outputs of products and heads by a counter: a barrier of the warps, one ``red.release``; the reader's first thread
-    polls with ``ld.acquire``, and a barrier lets the others go. Counters are never reset: targets are those of a launch
-    times the number of launches, which the last instruction counts. Exchanges between ranks, also of a loopback fabric,
-    by words that are their own flags (``device.lamport``); the eighth warp polls, adds, and frees the slots of the
-    exchange before, while the others have gone on to the next product. The new residual goes to all SMs in the same
-    way, a line of 128 bytes an SM. By a counter a layer took 46.1 us instead of 44.8 (H200, 2026-12-01): the release
-    waits until what was stored before it is visible, and then counter and data are two trips.
+    By words that are their own flags, everywhere but at the end. An output of a product or a head is a word: its bf16
+    value above a tag, which tells a version from the one before, so nobody empties it. Exchanges between ranks, also of
+    a loopback fabric, know only that a word has arrived (``device.lamport``); the eighth warp polls, adds, and frees
+    the slots of the exchange before, while the others have gone on to the next product. The new residual goes to all
+    SMs in the same way, a line of 128 bytes an SM. With counters in place of all flags but those of exchanges a layer
+    took 46.1 us, with counters for outputs 44.8, with none 42.3 (H200, 2026-12-01): a release waits until what was
+    stored before it is visible, and then counter and data are two trips. The one counter left says that all is over. It
+    is never reset: its target is that of a launch times the number of launches, which the last instruction counts.
 
     A wait of more than ``watchdog_ns`` writes down its instruction and counter and is given up, by all blocks: the
-    kernel ends with wrong results and a record (``launch.Megakernel.check``), not with a hung GPU. Polls for words may
-    take twice as long, so that of a chain of waits the one for a counter, which is nearer to the cause, is named.
+    kernel ends with wrong results and a record (``launch.Megakernel.check``), not with a hung GPU. Polls for exchanges
+    and the residual, which begin early, may take twice as long, so that of a chain of waits one near the cause is
+    named.
 
 Limits
-    One row, hidden width 7168, KDA heads of 128, depths of pushed products that are multiples of 8 up to 4,096.
+    One row, hidden width 7168, KDA heads of 128, depths of pushed products that are multiples of 8 up to 4,096, fewer
+    than 8,191 calls a launch.
 """
 
 from __future__ import annotations
@@ -69,6 +75,7 @@ from k3sim.kernels.megakernel.record import (
     STREAM,
     TARGET,
     VARIANT,
+    VERSION,
     WAIT,
 )
 from k3sim.kernels.megakernel.schedule import (
@@ -103,7 +110,11 @@ GATE_STAGES, STATE_STAGES, STATE_ROWS = 4, 8, 16  # of a head: 32 rows of the ga
 BARRIERS = RING_STAGES * STAGE_BYTES
 SCRATCH = BARRIERS + 16 * RING_STAGES
 HEAD = SCRATCH + 4 * PRODUCT_WARPS * MAX_ROWS
-SMEM_BYTES = HEAD + 4096 + 32
+INPUT = HEAD + 4096 + 32  # of a pushed product, bf16
+MAX_DEPTH = 4096
+BUSY = INPUT + 2 * MAX_DEPTH  # whether a product is reading the ring
+SMEM_BYTES = BUSY + 16
+TAG_STEP = 8191  # of a launch; more than a list has calls
 POLLS_BETWEEN_CHECKS = 1024
 STAMPS_BYTES = 48  # of an instruction: fetched, let go, done; of some its input or output ready, 16 rows done
 TRAP_NS = 3_000_000_000
@@ -113,8 +124,8 @@ TRAP_NS = 3_000_000_000
 class MegakernelConfiguration:
     """What the machine code depends on. ``depths``: of pushed products, in the order of a record's variant.
 
-    ``window``: stages that are under way at a time, at most; the ring may be full of those that have come.
-    ``narrow_window``: as many while ``ahead`` stages wait to be read.
+    ``window``: stages that are under way while a product reads the ring, at most; ``narrow_window``: else.
+    ``narrow_rows``: rows of a product of the residual that are left when it turns narrow.
     """
 
     num_sms: int
@@ -123,7 +134,7 @@ class MegakernelConfiguration:
     depths: tuple[int, ...]
     window: int
     narrow_window: int
-    ahead: int
+    narrow_rows: int
     timestamps: bool = False
     watchdog_ns: int = 1_000_000_000
 
@@ -183,6 +194,24 @@ def _half(address: Int64) -> Float32:
 
 def _store_bf16(address: Int64, value: Float32) -> None:
     ptx.store_half(address, ptx.pack_bf16(value, Float32(0.0)))
+
+
+def _tag(launch: Int32, version: Int32) -> Uint32:
+    """The lower half of an output's word: which writing of it this is. Of two that follow each other they differ."""
+    return Uint32((launch * TAG_STEP + version) & 0xFFFF)
+
+
+def _store_tagged(address: Int64, value: Float32, tag: Uint32) -> None:
+    """An output as one word: its bf16 value above its tag."""
+    _store_relaxed(address, (ptx.pack_bf16(value, Float32(0.0)) << 16) | tag)
+
+
+def _is_missing(word: Uint32, tag: Uint32) -> Boolean:
+    return (word & Uint32(0xFFFF)) != tag
+
+
+def _value(word: Uint32) -> Float32:
+    return ptx.high_bf16(word)
 
 
 def _word(record: Int32, index: int) -> Int32:
@@ -306,6 +335,7 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
             for stage in range_constexpr(RING_STAGES):
                 ptx.barrier_init(_full(s_base, stage), 1)
                 ptx.barrier_init(_empty(s_base, stage), PRODUCT_WARPS)
+            ptx.shared_store_int(s_base + BUSY, Int32(0))
             ptx.barrier_init_fence()
         cute.arch.sync_threads()
         length = ptx.load_int(lengths + (sm * 4).to(Int64))
@@ -333,11 +363,8 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
                     _await_phase(_empty(s_base, turn), (turn // RING_STAGES & 1) ^ 1)
                     if turn >= self.config.window:
                         _await_stage(s_base, turn - self.config.window)
-                    # Fewer under way while the products wait for something else than weights.
-                    if turn >= self.config.ahead:
-                        behind = turn - self.config.ahead
-                        if _phase_is_over(_empty(s_base, behind), behind // RING_STAGES & 1, "test_wait") == 0:
-                            _await_stage(s_base, turn - self.config.narrow_window)
+                    if (turn >= self.config.narrow_window) & (ptx.shared_load_int(s_base + BUSY) == 0):
+                        _await_stage(s_base, turn - self.config.narrow_window)
                     if lane == 0:
                         size = Int32(select_(number == count - 1, last_bytes, num_bytes))
                         ptx.barrier_expect(_full(s_base, turn), size)  # type: ignore[arg-type]
@@ -373,12 +400,15 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
                 self._kda_head(record, turn, launch, counters, control, g_stamp, tid, warp, lane, s_base)
             elif warp < PRODUCT_WARPS:
                 if opcode == Opcode.GEMV_PUSH.value:
-                    self._await(record, launch, counters, control, leads)
-                    self._stamp(leads, g_stamp, 1)
-                    _all_product_warps()
                     for variant in range_constexpr(len(config.depths)):
                         if _word(record, VARIANT) == variant:
-                            self._gemv_push(record, turn, g_peer, warp, lane, s_base, config.depths[variant])
+                            depth = config.depths[variant]
+                            self._tagged_input(record, launch, control, warp, lane, s_base, depth)
+                            self._stamp(leads, g_stamp, 1)
+                            _all_product_warps()
+                            self._set_busy(s_base, leads, int(pushed_rows_per_stage(depth) < PUSHED))
+                            self._gemv_push(record, turn, g_peer, warp, lane, s_base, depth)
+                            self._set_busy(s_base, leads, 0)
                 else:
                     self._fold_gemv(record, opcode, turn, launch, counters, control, g_stamp, tid, warp, lane, s_base)
             self._stamp(leads, g_stamp, 2)
@@ -393,6 +423,12 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
             if leads:
                 now = cute.arch.globaltimer()
                 inline_ptx("st.global.b64 [{$r0}], {$r1};", read_only_args=[g_stamp + 8 * number, now])
+
+    @cute.jit
+    def _set_busy(self, s_base: Int32, chosen: Boolean, busy: cutlass.Constexpr) -> None:
+        """Tell the loading warp whether a product reads the ring."""
+        if chosen:
+            ptx.shared_store_int(s_base + BUSY, Int32(busy))
 
     @cute.jit
     def _await(self, record: Int32, launch: Int32, counters: Int64, control: Int64, leads: Boolean) -> None:
@@ -444,7 +480,9 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         paired = opcode == Opcode.FOLD_GEMV_SITU.value
         num_rows = Int32(select_(paired, 2 * count, count))
         s_part = s_base + SCRATCH + warp * (MAX_ROWS * 4)
+        self._set_busy(s_base, tid == 0, 1)
         for group in cutlass.range(0, num_rows, ROW_GROUP, unroll=1):
+            self._set_busy(s_base, (tid == 0) & (group + self.config.narrow_rows >= num_rows), 0)
             if const_expr(self.config.timestamps):
                 self._stamp((tid == 0) & (group == 16), g_stamp, 4)
             total = _spread(self._four_rows(turn, group, num_rows, x, warp, lane, s_base), lane)
@@ -452,16 +490,15 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
                 ptx.shared_store_float(s_part + (group + lane // (32 // ROW_GROUP)) * 4, total)
         _all_product_warps()
         if warp == 0:
-            g_out = _address(record, 4) + (first * 2).to(Int64)
+            g_out = _address(record, 4) + (first * 4).to(Int64)
+            tag = _tag(launch, _word(record, VERSION))
             for row in cutlass.range(lane, count, 32, unroll=1):
                 s_sum = s_base + SCRATCH + row * 4
                 value = self._over_warps(s_sum)
                 if paired:
                     up = self._over_warps(s_sum + count * 4)
                     value = 100.0 * _tanh(value * 0.25) * _sigmoid(value) * _tanh(up * (1 / 25))
-                _store_bf16(g_out + (row * 2).to(Int64), value)
-            cute.arch.sync_warp()
-            self._signal(record, counters, lane == 0)
+                _store_tagged(g_out + (row * 4).to(Int64), value, tag)
 
     def _over_warps(self, s_sum: Int32) -> Float32:
         total = ptx.shared_load_float(s_sum)
@@ -554,6 +591,50 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
     # ---- exchange ---------------------------------------------------------------------------------------------------
 
     @cute.jit
+    def _tagged_input(
+        self, record: Int32, launch: Int32, control: Int64, warp: Int32, lane: Int32, s_base: Int32,
+        depth: cutlass.Constexpr,
+    ) -> None:
+        """The input of a pushed product into shared memory, as it comes: each warp polls for a part of it."""
+        num_fours = depth // 4
+        count = -(-num_fours // (32 * PRODUCT_WARPS))
+        g_x, tag = _address(record, 0), _tag(launch, _word(record, TARGET))
+        fours = [Int32(cutlass.min(32 * (warp * count + i) + lane, num_fours - 1)) for i in range(count)]
+        arrived = cute.make_rmem_tensor(4 * count, Uint32)
+        missing = Boolean(True)
+        polls = Int32(0)
+        began = cute.arch.globaltimer()
+        while missing:
+            stale = Boolean(False)
+            for i in range_constexpr(count):
+                words = _load4_relaxed(g_x + (fours[i] * 16).to(Int64))
+                for j in range_constexpr(4):
+                    arrived[4 * i + j] = words[j]
+                    stale = stale | _is_missing(words[j], tag)
+            missing = cute.arch.vote_any_sync(stale)
+            polls += 1
+            missing = self._goes_on(missing, polls, began, record, control, self.config.watchdog_ns)
+        for i in range_constexpr(count):
+            s_pair = s_base + INPUT + fours[i] * 8
+            for j in range_constexpr(2):
+                pair = ptx.select_bytes(arrived[4 * i + 2 * j], arrived[4 * i + 2 * j + 1], 0x7632)
+                ptx.shared_store_int(s_pair + 4 * j, Int32(pair))
+
+    @cute.jit
+    def _goes_on(
+        self, missing: Boolean, polls: Int32, began: Int64, record: Int32, control: Int64, limit_ns: cutlass.Constexpr
+    ) -> Boolean:
+        """Whether a warp polls on for words: not for ever, and not where another wait was given up."""
+        found = missing
+        if missing & (polls % POLLS_BETWEEN_CHECKS == 0):
+            late = cute.arch.vote_any_sync(cute.arch.globaltimer() - began > limit_ns)
+            if late:
+                self._write_down(control, _word(record, NUMBER), Int32(-1), Int32(1))
+            if late | cute.arch.vote_any_sync(_load_acquire(control + 4) != 0):
+                found = Boolean(False)
+        return found
+
+    @cute.jit
     def _gemv_push(
         self, record: Int32, turn: Int32, g_peer: Int64, warp: Int32, lane: Int32, s_base: Int32,
         depth: cutlass.Constexpr,
@@ -562,17 +643,17 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         rows = pushed_rows_per_stage(depth)
         num_stages = PUSHED // rows
         num_chunks = -(-(depth // CHUNK) // 32)
-        g_x, g_offset = _address(record, 0), _address(record, 1)
+        g_offset = _address(record, 1)
         first = _word(record, FIRST)
         if warp < PRODUCT_WARPS:
             x = []
             for i in range_constexpr(num_chunks):
                 chunk = lane + 32 * i
                 if const_expr(depth // CHUNK >= 32 * (i + 1)):
-                    x.append(ptx.widen_bf16(ptx.load_l2(g_x + (chunk * 16).to(Int64))))
+                    x.append(ptx.widen_bf16(ptx.shared_load4(s_base + INPUT + chunk * 16)))
                 else:
                     exists = chunk < depth // CHUNK
-                    words = ptx.load_l2(g_x + (Int32(select_(exists, chunk, 0)) * 16).to(Int64))
+                    words = ptx.shared_load4(s_base + INPUT + Int32(select_(exists, chunk, 0)) * 16)
                     x.append(ptx.widen_bf16(tuple(select_(exists, word, Uint32(0)) for word in words)))
             kept = Float32(0.0)  # lane l: output number l of the warp
             for turn_of_warps in cutlass.range(num_stages, unroll=1):
@@ -659,7 +740,6 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
     @cute.jit
     def _await_words(self, g_words: Int64, arrived: cute.Tensor, record: Int32, control: Int64) -> None:
         """Poll a word of every rank's slot until none of the warp's is missing."""
-        number = _word(record, NUMBER)
         missing = Boolean(True)
         polls = Int32(0)
         began = cute.arch.globaltimer()
@@ -671,17 +751,11 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
                 empty = empty | (word == Uint32(EMPTY))
             missing = cute.arch.vote_any_sync(empty)
             polls += 1
-            if missing & (polls % POLLS_BETWEEN_CHECKS == 0):
-                late = cute.arch.vote_any_sync(cute.arch.globaltimer() - began > 2 * self.config.watchdog_ns)
-                if late:
-                    self._write_down(control, number, Int32(-1), Int32(1))
-                if late | cute.arch.vote_any_sync(_load_acquire(control + 4) != 0):
-                    missing = Boolean(False)
+            missing = self._goes_on(missing, polls, began, record, control, 2 * self.config.watchdog_ns)
 
     @cute.jit
     def _await_fours(self, places: cute.Tensor, arrived: cute.Tensor, record: Int32, control: Int64) -> None:
         """Poll four places of 16 bytes a lane until no word of the warp's is missing."""
-        number = _word(record, NUMBER)
         missing = Boolean(True)
         polls = Int32(0)
         began = cute.arch.globaltimer()
@@ -694,12 +768,7 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
                     empty = empty | (words[i] == Uint32(EMPTY))
             missing = cute.arch.vote_any_sync(empty)
             polls += 1
-            if missing & (polls % POLLS_BETWEEN_CHECKS == 0):
-                late = cute.arch.vote_any_sync(cute.arch.globaltimer() - began > 2 * self.config.watchdog_ns)
-                if late:
-                    self._write_down(control, number, Int32(-1), Int32(1))
-                if late | cute.arch.vote_any_sync(_load_acquire(control + 4) != 0):
-                    missing = Boolean(False)
+            missing = self._goes_on(missing, polls, began, record, control, 2 * self.config.watchdog_ns)
 
     @cute.jit
     def _finish(
@@ -749,14 +818,14 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         bias = ptx.load_float(g_dt_bias + ((head * HEAD_DIM + column) * 4).to(Int64))
         rate = cute.math.exp(ptx.load_float(g_a_log + (head * 4).to(Int64)), fastmath=True)
         norm = ptx.load_float(g_norm + (column * 4).to(Int64))
-        self._await(record, launch, counters, control, tid == 0)
+        # q or k, v, beta and gate of this thread, then its eight of f_a.
+        singles = (*channels, 4 * width + HEAD_DIM + head, 3 * width + head * HEAD_DIM + column)
+        found = cute.make_rmem_tensor(len(singles) + CHUNK, Uint32)
+        self._await_projected(g_projected, singles, 4 * width + lane % 16 * CHUNK, found, record, launch, control)
         self._stamp(tid == 0, g_stamp, 1)
         _all_computing_warps()
-
-        now = [_half(g_projected + (channel * 2).to(Int64)) for channel in channels]
-        f_a = ptx.widen_bf16(ptx.load_l2(g_projected + ((4 * width + lane % 16 * CHUNK) * 2).to(Int64)))
-        beta = _sigmoid(_half(g_projected + ((4 * width + HEAD_DIM + head) * 2).to(Int64)))
-        gate = _half(g_projected + ((3 * width + head * HEAD_DIM + column) * 2).to(Int64))
+        now, f_a = [_value(found[i]) for i in range(2)], [_value(found[4 + i]) for i in range(CHUNK)]
+        beta, gate = _sigmoid(_value(found[2])), _value(found[3])
         mixed = []
         for i in range_constexpr(2):
             total = conv[i][3] * now[i]
@@ -818,10 +887,9 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
             total = total + ptx.shared_load_float(s_squares + one * 4)
         value = read * _rsqrt(total * (1.0 / HEAD_DIM) + NORM_EPSILON) * norm * _sigmoid(gate)
         if half == 0:
-            _store_bf16(g_out + ((head * HEAD_DIM + column) * 2).to(Int64), value)
-        _all_computing_warps()
+            tag = _tag(launch, _word(record, VERSION))
+            _store_tagged(g_out + ((head * HEAD_DIM + column) * 4).to(Int64), value, tag)
         self._stamp(tid == 0, g_stamp, 3)
-        self._signal(record, counters, tid == 0)
         # What only the next step reads, behind the hand-over.
         g_column = g_state + s_column.to(Int64)
         for stage in cutlass.range(STATE_STAGES, unroll=1):
@@ -836,6 +904,30 @@ class MegakernelProgram(ConfiguredKernel[MegakernelConfiguration]):
         self._shift(g_pasts[0], past[0], now[0])
         if half == 0:
             self._shift(g_pasts[1], past[1], now[1])
+
+    @cute.jit
+    def _await_projected(
+        self, g_projected: Int64, singles: tuple[Int32, ...], eight: Int32, found: cute.Tensor, record: Int32,
+        launch: Int32, control: Int64,
+    ) -> None:
+        """Poll for a warp's outputs of the in-projection: some one by one, and eight neighbours."""
+        tag = _tag(launch, _word(record, TARGET))
+        missing = Boolean(True)
+        polls = Int32(0)
+        began = cute.arch.globaltimer()
+        while missing:
+            stale = Boolean(False)
+            for i in range_constexpr(len(singles)):
+                found[i] = _load_relaxed(g_projected + (singles[i] * 4).to(Int64))
+            for half in range_constexpr(2):
+                words = _load4_relaxed(g_projected + ((eight + 4 * half) * 4).to(Int64))
+                for j in range_constexpr(4):
+                    found[len(singles) + 4 * half + j] = words[j]
+            for i in range_constexpr(len(singles) + CHUNK):
+                stale = stale | _is_missing(found[i], tag)
+            missing = cute.arch.vote_any_sync(stale)
+            polls += 1
+            missing = self._goes_on(missing, polls, began, record, control, self.config.watchdog_ns)
 
     def _even_first(self, row: Int32) -> Int32:
         """Where q, k and alpha of a row lie: rows of one half of the threads are neighbours."""

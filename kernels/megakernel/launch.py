@@ -23,7 +23,7 @@ from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_strea
 if TYPE_CHECKING:
     import torch
 
-WINDOW, NARROW_WINDOW, AHEAD = 4, 2, 8
+WINDOW, NARROW_WINDOW, NARROW_ROWS = 8, 2, 8
 NUM_STAMPS = 6
 CONTROL_WORDS = 8  # launches so far; a wait was given up: instruction, counter, signals missing
 
@@ -47,10 +47,10 @@ class Timed:
 class Megakernel:
     """A list, its operands and the kernel. Building it checks the list, compiles and uploads.
 
-    ``window``: stages of the ring that may be under way; ``narrow_window``: as many while ``ahead`` or more have not
-    been read. ``timestamps``: have every instruction record its times. ``watchdog_s``: how long a wait may take, at
-    most a second. Raises UserError for a list that could hang or race, a GPU with fewer SMs than queues, and receive
-    buffers that do not lie one behind the other.
+    ``window``: stages of the ring that may be under way while a product reads it; ``narrow_window``: at other times,
+    and in the last ``narrow_rows`` rows of a product of the residual. ``timestamps``: have every instruction record its
+    times. ``watchdog_s``: how long a wait may take, at most a second. Raises UserError for a list that could hang or
+    race, a GPU with fewer SMs than queues, and receive buffers that do not lie one behind the other.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Megakernel:
         ranks: int,
         window: int = WINDOW,
         narrow_window: int = NARROW_WINDOW,
-        ahead: int = AHEAD,
+        narrow_rows: int = NARROW_ROWS,
         timestamps: bool = False,
         watchdog_s: float = 1.0,
     ) -> None:
@@ -97,7 +97,7 @@ class Megakernel:
             depths=pushed_depths(program),
             window=window,
             narrow_window=narrow_window,
-            ahead=ahead,
+            narrow_rows=narrow_rows,
             timestamps=timestamps,
             watchdog_ns=round(watchdog_s * 1e9),
         )

@@ -4,14 +4,14 @@
 word     holds
 =======  =====================================================================================
 0        opcode
-1, 2     byte offset of the counter to wait for (-1: none), its target in the first launch, or else which packet
-         of residual and sums is the newest
+1, 2     byte offset of the counter to wait for (-1: none), its target in the first launch, or else the version of
+         the outputs that are read, or which packet of residual and sums is the newest
 3        byte offset of the counter to signal (-1: none)
 4, 5     first and count of outputs, columns or heads
 6 to 11  of both streams: stages, bytes of a stage, bytes of the last one
 12 to 15 addresses of both streams
 16 to 29 seven addresses, by opcode (``addresses``)
-30       whether the residual restarts; of a pushed product which of the depths
+30       whether the residual restarts; of a pushed product which of the depths; or the version of what is written
 31       running number of the instruction
 =======  =====================================================================================
 """
@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from k3sim.errors import UserError
-from k3sim.kernels.megakernel.instructions import Instruction, InstructionList, Opcode
+from k3sim.kernels.megakernel.instructions import Instruction, InstructionList, Opcode, outputs_version
 from k3sim.kernels.megakernel.schedule import BUFFERS
 
 RECORD_WORDS = 32
@@ -32,7 +32,7 @@ COUNTER_BYTES = 128  # a line each, so that polls of one do not meet signals of 
 OPCODE, WAIT, TARGET, SIGNAL, FIRST, COUNT, STAGES_OF, STREAM, ADDRESSES = 0, 1, 2, 3, 4, 5, 6, 12, 16
 PACKET = TARGET  # of what waits for no counter
 NUMBER = 31
-RESTARTS = VARIANT = 30
+RESTARTS = VARIANT = VERSION = 30
 
 
 def pushed_depths(program: InstructionList) -> tuple[int, ...]:
@@ -96,7 +96,8 @@ def pack(
             record[VARIANT] = depths.index(one.depth) if one.opcode is Opcode.GEMV_PUSH else int(one.restarts)
             record[NUMBER] = numbers[id(one)]
             if not waits:
-                record[PACKET] = one.packet
+                record[PACKET] = outputs_version(one.reads) or one.packet
+            record[VERSION] = record[VERSION] or outputs_version(one.writes)
             words[sm, place] = torch.tensor(record)
     lengths = torch.tensor([len(queue) for queue in program.queues], dtype=torch.int32)
     return _as_int32(words), lengths
@@ -116,6 +117,6 @@ def instruction(program: InstructionList, number: int) -> Instruction:
 
 
 def counter_name(program: InstructionList, offset: int) -> str:
-    """The counter at a byte offset; a negative one stands for the words of an exchange."""
+    """The counter at a byte offset; a negative one stands for words that are flags."""
     counters: Sequence[str] = program.counters
-    return "words of its exchange" if offset < 0 else counters[offset // COUNTER_BYTES]
+    return "words that it reads" if offset < 0 else counters[offset // COUNTER_BYTES]

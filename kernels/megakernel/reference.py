@@ -20,12 +20,13 @@ import torch
 from k3sim.errors import UserError
 from k3sim.kernels.attn_res.reference import NORM_EPSILON
 from k3sim.kernels.kda_decode.reference import kda_decode
-from k3sim.kernels.megakernel.instructions import NUM_STRANDS, Instruction, InstructionList, Opcode
-from k3sim.kernels.megakernel.schedule import BUFFERS, COLUMNS, LINE_BYTES, PACKETS
+from k3sim.kernels.megakernel.instructions import NUM_STRANDS, Instruction, InstructionList, Opcode, outputs_version
+from k3sim.kernels.megakernel.schedule import BUFFERS, COLUMNS, LINE_BYTES, OUTPUT_BYTES, PACKETS
 from k3sim.kernels.skinny_gemv.reference import situ_glu
 
 Memory = dict[str, torch.Tensor]
 NOT_ARRIVED = -0.0
+TAG_MASK = 0xFFFF
 EMPTY_WORD = 0x80008000 - (1 << 32)  # two of them
 
 
@@ -67,7 +68,7 @@ def fill(memory: Memory, program: InstructionList, *, hidden: int, ranks: int) -
         memory[f"received {number}"] = buffer
     for name, num_bytes in program.sizes.items():
         if name.endswith(" out"):
-            memory[name] = torch.zeros(num_bytes // 2, dtype=like.dtype, device=like.device)
+            memory[name] = torch.zeros(num_bytes // OUTPUT_BYTES, dtype=torch.int32, device=like.device)
     shape = (PACKETS, hidden // COLUMNS, LINE_BYTES // 4)
     packets = torch.full(shape, EMPTY_WORD, dtype=torch.int32, device=like.device)
     for number, packet in enumerate(packets):
@@ -111,16 +112,29 @@ def _column_sums(memory: Mapping[str, torch.Tensor], site: str, first: int, coun
     return torch.stack([one @ other for one, other in pairs])
 
 
+def outputs(one: Instruction, memory: Memory, name: str) -> torch.Tensor:
+    """Outputs of the product or heads that ``one`` reads, fp32. Raises UserError where a tag is of another version."""
+    words, tag = memory[f"{name} out"], outputs_version(one.reads) & TAG_MASK
+    if bool(((words & TAG_MASK) != tag).any()):
+        raise UserError(f"{one.name} finds outputs of {name} that have not arrived")
+    return (words & ~TAG_MASK).view(torch.float32)
+
+
+def _put_outputs(one: Instruction, memory: Memory, rows: slice, values: torch.Tensor) -> None:
+    """Each output a word: its bf16 value above the tag of its version."""
+    bits = values.bfloat16().float().view(torch.int32)
+    memory[f"{one.stage} out"][rows] = bits | (outputs_version(one.writes) & TAG_MASK)
+
+
 def _fold_gemv(one: Instruction, memory: Memory) -> None:
     x = folded(memory, f"{one.layer}/{one.site}", one.packet)
     weight = memory[f"{one.layer}/{one.stage}"]
     rows = slice(one.first, one.first + one.count)
-    out = memory[f"{one.stage} out"]
     if one.opcode is Opcode.FOLD_GEMV:
-        out[rows] = (weight[rows].float() @ x).to(out.dtype)
+        _put_outputs(one, memory, rows, weight[rows].float() @ x)
         return
     gate, up = (part[rows].float() @ x for part in weight.chunk(2))
-    out[rows] = situ_glu(gate, up).to(out.dtype)
+    _put_outputs(one, memory, rows, situ_glu(gate, up))
 
 
 def _kda_head(one: Instruction, memory: Memory) -> None:
@@ -129,7 +143,8 @@ def _kda_head(one: Instruction, memory: Memory) -> None:
     heads = width // dim
     of_head = slice(head * dim, (head + 1) * dim)
     channels = torch.cat([torch.arange(of_head.start, of_head.stop) + part * width for part in range(3)])
-    projected, state, past = memory["kda.in_proj out"], memory[f"{layer}/kda.state"], memory[f"{layer}/kda.past"]
+    projected = outputs(one, memory, "kda.in_proj").bfloat16()
+    state, past = memory[f"{layer}/kda.state"], memory[f"{layer}/kda.past"]
     own = torch.cat([
         *(projected[part * width :][of_head] for part in range(4)),
         projected[4 * width : 4 * width + dim], projected[4 * width + dim + head :][:1],
@@ -150,11 +165,11 @@ def _kda_head(one: Instruction, memory: Memory) -> None:
     )
     assert head < heads
     past[:, channels], state[head] = head_past[1], head_state[1, 0]
-    memory["kda.decode out"][of_head] = out[0].to(projected.dtype)
+    _put_outputs(one, memory, of_head, out[0])
 
 
 def _gemv_push(one: Instruction, memory: Memory) -> None:
-    x = memory[f"{INPUTS[one.stage]} out"].float()
+    x = outputs(one, memory, INPUTS[one.stage])
     rows = slice(one.first, one.first + one.count)
     received = memory[f"received {one.buffer}"]
     sent = (memory[f"{one.layer}/{one.stage}"][rows].float() @ x).to(received.dtype)

@@ -43,6 +43,7 @@ RING_STAGES = 15
 PRODUCT_WARPS = 7  # that take turns at the stages of a pushed product
 MAX_WINDOW = RING_STAGES - PRODUCT_WARPS  # stages under way, see ``kernel._await_stage``
 HEAD_DIM = 128
+OUTPUT_BYTES = 4  # of a product or a head: a bf16 value above the tag of its version, so that it is its own flag
 LINE_BYTES = 128  # of a packet an SM: its 56 columns of the residual, then four fp32: x.x, x.probe, a.x, a.a
 PACKETS = 3  # in rotation
 PRODUCTS = {"skinny_gemv.tiled": Opcode.FOLD_GEMV, "skinny_gemv.tiled_situ": Opcode.FOLD_GEMV_SITU}
@@ -142,7 +143,8 @@ class _Builder:
         row_bytes = 2 * weight.depth
         counter, output = f"{call.index} {call.stage}", f"{call.stage} out"
         self.whole(weight.region, weight.num_bytes)
-        self.whole(output, 2 * num_outputs)
+        self.whole(output, OUTPUT_BYTES * num_outputs)
+        self.flags.add(counter)
         self.whole("residual", 2 * self.hidden)
         version = call.index + 1
         reduced = (Wait(counter=f"packets {self.version}", target=self.num_columns_sms),) if self.version else ()
@@ -163,7 +165,8 @@ class _Builder:
                     ),
                     reads=(Access(region=self.whole(self.packet(self.version), LINE_BYTES * self.num_columns_sms),
                                   version=self.version),),
-                    writes=(Access(region=self.part(output, 2 * first, 2 * (last - first)), version=version),),
+                    writes=(Access(region=self.part(output, OUTPUT_BYTES * first, OUTPUT_BYTES * (last - first)),
+                                   version=version),),
                 )
             )  # fmt: skip
         self.waits, self.output = (Wait(counter=counter, target=self.num_sms),), (output, version)
@@ -178,14 +181,15 @@ class _Builder:
         self.whole(weight.region, weight.num_bytes)
         self.whole(state, call.shape["state_bytes"])
         self.whole(past, call.shape["conv_state_bytes"])
-        self.whole(output, 2 * num_heads * HEAD_DIM)
+        self.whole(output, OUTPUT_BYTES * num_heads * HEAD_DIM)
+        self.flags.add(counter)
         version = call.index + 1
         for head in range(num_heads):
             sm = self.num_sms - 1 - head
             states = self.part(state, head * state_bytes, state_bytes)
             # By heads here; in memory a head's three samples of q, k and v lie apart.
             samples = self.part(past, head * past_bytes, past_bytes)
-            out = self.part(output, 2 * head * HEAD_DIM, 2 * HEAD_DIM)
+            out = self.part(output, OUTPUT_BYTES * head * HEAD_DIM, OUTPUT_BYTES * HEAD_DIM)
             self.queues[sm].append(
                 Instruction(
                     opcode=Opcode.KDA_HEAD, stage=call.stage, layer=call.layer, sm=sm, first=head, count=1,
@@ -227,7 +231,8 @@ class _Builder:
                     waits=self.waits, signals=(f"{exchange} arrived {sm}",),
                     streams=(Stream(region=self.part(weight.region, first * row_bytes, COLUMNS * row_bytes),
                                     stage_bytes=pushed_rows_per_stage(weight.depth) * row_bytes),),
-                    reads=(Access(region=self.whole(self.output[0], 2 * weight.depth), version=self.output[1]),
+                    reads=(Access(region=self.whole(self.output[0], OUTPUT_BYTES * weight.depth),
+                                  version=self.output[1]),
                            # Flags must read "not arrived" before they are set.
                            *(Access(region=one, version=EMPTY if exchange >= BUFFERS else INITIAL) for one in slots)),
                     writes=tuple(Access(region=one, version=exchange + 1) for one in slots),

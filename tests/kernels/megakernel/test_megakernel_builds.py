@@ -15,7 +15,7 @@ with tempfile.TemporaryDirectory() as folder:
     from k3sim.kernels.megakernel.kernel import SMEM_BYTES, MegakernelConfiguration, compile_megakernel
     from k3sim.kernels.toolchain.machine_code import kernel_codes
     built = compile_megakernel(MegakernelConfiguration(
-        num_sms={num_sms}, ranks=16, heads=6, depths=(768, 2112), window=4, narrow_window=2, ahead=8,
+        num_sms={num_sms}, ranks=16, heads=6, depths=(768, 2112), window=8, narrow_window=2, narrow_rows=8,
         timestamps={timestamps},
     ))
     (codes,) = kernel_codes([built.__cubin__], "{architecture}")

@@ -36,8 +36,9 @@ class Barrier:
 
 
 class Ring:
-    def __init__(self, window: int, narrow: int, ahead: int) -> None:
-        self.window, self.narrow, self.ahead = window, narrow, ahead
+    def __init__(self, window: int, narrow: int) -> None:
+        self.window, self.narrow = window, narrow
+        self.busy = False
         self.full = [Barrier(1) for _ in range(RING_STAGES)]
         self.empty = [Barrier(PRODUCT_WARPS) for _ in range(RING_STAGES)]
         self.under_way: list[int] = []
@@ -56,10 +57,8 @@ class Ring:
                 yield
             while stage >= self.window and not self.come(stage - self.window):
                 yield
-            behind = stage - self.ahead
-            if behind >= 0 and not self.empty[behind % RING_STAGES].is_over(behind // RING_STAGES & 1):
-                while not self.come(stage - self.narrow):
-                    yield
+            while stage >= self.narrow and not self.busy and not self.come(stage - self.narrow):
+                yield
             self.under_way.append(stage)
             yield
 
@@ -83,7 +82,7 @@ class Ring:
 def run(seed: int, *, in_blocks: bool = False) -> None:
     choose = random.Random(seed)
     window = choose.randint(1, MAX_WINDOW)
-    ring = Ring(window, choose.randint(1, window), choose.randint(8, 12))
+    ring = Ring(window, choose.randint(1, window))
     instructions = [*LAYER, *LAYER]
     workers = [ring.load(sum(count for _, count in instructions))]
     workers += [ring.read(warp, instructions, in_blocks) for warp in range(PRODUCT_WARPS)]
@@ -94,6 +93,7 @@ def run(seed: int, *, in_blocks: bool = False) -> None:
             return
         if ring.under_way and choose.random() < hbm:  # copies come in any order
             ring.full[ring.under_way.pop(choose.randrange(len(ring.under_way))) % RING_STAGES].arrive()
+        ring.busy = choose.random() < 0.5 if choose.random() < 0.1 else ring.busy
         worker = choose.choices(workers, [speeds[id(one)] for one in workers])[0]
         if next(worker, StopIteration) is StopIteration:
             workers.remove(worker)
