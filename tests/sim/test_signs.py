@@ -81,10 +81,13 @@ def asked(case: str) -> tuple[Machine, Predict, int]:
     return question.machine, step_ps, step_ps(question.machine)
 
 
-def check(case: str, name: str, by: float) -> None:
+def check(case: str, name: str, by: float) -> bool:
+    """No faster with a slower value; whether it is slower or faster at all."""
     machine, step_ps, before_ps = asked(case)
     most_faster = KNOWN_FASTER.get((case, name), MOST_FASTER)
-    assert step_ps(slower(machine, name, by)) >= (1 - most_faster) * before_ps, (case, name, by)
+    after_ps = step_ps(slower(machine, name, by))
+    assert after_ps >= (1 - most_faster) * before_ps, (case, name, by)
+    return after_ps != before_ps
 
 
 def test_every_value_of_speed_has_a_slower_one() -> None:
@@ -129,5 +132,7 @@ def test_a_known_exception_still_is_one(case: str, name: str) -> None:
 @pytest.mark.parametrize("name", VALUES)
 @pytest.mark.parametrize("case", (*PUBLIC, *OWN))
 def test_no_slower_value_makes_a_step_faster(case: str, name: str) -> None:
-    for by in (0.01, 0.1, 0.5):
-        check(case, name, by)
+    # Where half as much again changes no picosecond the step does not hang on the value, and less of it does nothing.
+    if check(case, name, 0.5):
+        for by in (0.01, 0.1):
+            check(case, name, by)
