@@ -16,7 +16,7 @@ from k3sim.model.collectives import FORMS, Collectives
 from k3sim.model.layout import Layout, Workload, stage_layers
 from k3sim.model.matrices import Matrix, expert_slice, gqa_bytes_per_token, rank_matrices, rank_shapes, shared_slice
 from k3sim.model.routing import UNIFORM, Routing
-from k3sim.model.step import FEATURES, HEAD, PLAIN, STAGE_END, START, Path, Row, of_plain_residual
+from k3sim.model.step import FEATURES, HEAD, PLAIN, STAGE_END, START, Path, Row, check_path, of_plain_residual
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +227,7 @@ def build_program(
 
     ``collectives``: what a library finds on the machine and chooses the form of an all-reduce by.
     """
+    check_path(path, layout)
     kept = tuple(range(architecture.num_layers)) if only_layers is None else tuple(only_layers)
     dims = dimensions(architecture, layout, workload, routing, collectives)
     features = features_of(architecture, path, block_scaled=collectives.block_scaled)

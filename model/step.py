@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from k3sim.errors import UserError
 from k3sim.model.switches import named, parts_of, switch_of, switches_at
 
 if TYPE_CHECKING:
@@ -208,3 +209,26 @@ def of_plain_residual(path: Path) -> Path:
     """``path`` with the parts of its switches that have kernels for a plain residual."""
     parts = frozenset(part for name in path.switches for part in parts_of(name))
     return replace(path, switches=frozenset(named(parts & PLAIN_PARTS)))
+
+
+def check_path(path: Path, layout: Layout) -> None:
+    """UserError for a layout that only the stock path's kernels have: others sum in ways that it has no place for."""
+    found = [
+        word
+        for word, has in (
+            ("attention groups", layout.attn_dp > 1),
+            ("pipeline stages", layout.pp > 1),
+            ("front that is divided without a switch", layout.shard_all and path.kernel_set == "own"),
+        )
+        if has
+    ]
+    if found and (path.name != "stock" or path.kernel_set == "own"):
+        raise UserError(
+            f"path {path.name} with {path.kernel_set} kernels has no {' and no '.join(found)}; accepted: --path stock "
+            "with --kernels public"
+        )
+    parts = path.switches & {"sharded-router.latent", "sharded-router.logits"}
+    if layout.shard_all and len(parts) == 1:
+        raise UserError(f"shard-all with only {min(parts)}: give the whole switch sharded-router, or neither part")
+    if layout.shard_all and layout.dispatch:
+        raise UserError("shard-all with expert-exchange dispatch: a rank projects rows that are its own; give one")

@@ -101,6 +101,7 @@ def ask(options: Options) -> Question:
     from k3sim.model.layout import KV_DTYPE_BYTES, Workload, check_layout, check_workload
     from k3sim.model.paths import find_path
     from k3sim.model.paths.own import check_own
+    from k3sim.model.step import check_path
     from k3sim.sim.profile import load_machine
 
     machine = load_machine(options.machine)
@@ -113,7 +114,7 @@ def ask(options: Options) -> Question:
     )  # fmt: skip
     layout = _layout(options)
     check_layout(architecture, layout)
-    _check_path(path, layout)
+    check_path(path, layout)
     if options.kv_dtype not in KV_DTYPE_BYTES:
         raise UserError(f"unknown KV cache type {options.kv_dtype!r}; accepted: {', '.join(KV_DTYPE_BYTES)}")
     workload = Workload(concurrency=options.concurrency, context=options.context, kv_dtype=options.kv_dtype)  # type: ignore[arg-type]
@@ -168,29 +169,6 @@ def _layout(options: Options) -> Layout:
         expert_imbalance=options.expert_imbalance,
         shard_all=options.shard_all,
     )
-
-
-def _check_path(path: Path, layout: Layout) -> None:
-    """UserError for a layout that only the stock path's kernels have: others sum in ways that it has no place for."""
-    found = [
-        word
-        for word, has in (
-            ("attention groups", layout.attn_dp > 1),
-            ("pipeline stages", layout.pp > 1),
-            ("front that is divided without a switch", layout.shard_all and path.kernel_set == "own"),
-        )
-        if has
-    ]
-    if found and (path.name != "stock" or path.kernel_set == "own"):
-        raise UserError(
-            f"path {path.name} with {path.kernel_set} kernels has no {' and no '.join(found)}; accepted: --path stock "
-            "with --kernels public"
-        )
-    parts = path.switches & {"sharded-router.latent", "sharded-router.logits"}
-    if layout.shard_all and len(parts) == 1:
-        raise UserError(f"shard-all with only {min(parts)}: give the whole switch sharded-router, or neither part")
-    if layout.shard_all and layout.dispatch:
-        raise UserError("shard-all with expert-exchange dispatch: a rank projects rows that are its own; give one")
 
 
 def _misfit(options: Options, architecture: Architecture, layout: Layout, machine: Machine) -> str:

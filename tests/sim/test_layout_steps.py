@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from k3sim.errors import UserError
 from k3sim.model.paths import find_path
 from k3sim.model.program import Call, Program
+from k3sim.report import report_of
 from k3sim.sim.engine import simulate
 from k3sim.sim.options import Options
 from k3sim.sim.predict import Prediction, predict
@@ -173,6 +174,14 @@ def test_layouts_without_kernels_are_refused(written: str, shown: str) -> None:
         question_of(f"k3sim timeline {written}")
     assert shown in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_report_leaves_out_paths_without_the_layout() -> None:
+    report = report_of(Options(path="stock", tp=16, attn_dp=4, ep=16, concurrency=4))
+    assert report.fused is None and report.megakernel is None
+    assert set(report.refused) == {"fused", "megakernel"}
+    assert "attention groups" in report.refused["fused"]
+    assert list(report.labelled) == ["stock"]
 
 
 @given(
