@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 #: In the order of the help; each is a module of ``k3sim/commands`` that holds a command, or a group, of its name.
 COMMANDS = (
     "timeline",
+    "sweep",
     "compare",
     "paths",
     "models",
@@ -40,7 +41,7 @@ COMMANDS = (
 KEEPING = ("timeline",)  # commands of which nearly all that they make is in use until they end
 INTERRUPTED = 130
 READER_LEFT = 141  # 128 + SIGPIPE
-MOST_SAID = 800  # characters of a refusal
+MOST_SAID = 2400  # characters of a refusal: a config of another family has many reasons
 LONGEST_WORD = 160
 
 

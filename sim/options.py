@@ -194,11 +194,16 @@ def read_side(text: str, base: Options) -> Options:
             raise UserError(f"unknown key {key!r} in side {text!r}; accepted: {accepted}")
         if option.name in given:
             raise UserError(f"key {key!r} stands twice in side {text!r}; accepted: once")
-        if option.kind is tuple:
-            given[option.name] = tuple(name for name in value.split("+") if name)
-        else:
-            given[option.name] = _typed(f"{key} in side {text!r}", value, option.kind)
+        given[option.name] = typed_value(f"{key} in side {text!r}", option, value)
     return replace(base, **given)
+
+
+def typed_value(what: str, option: Option, text: str) -> Any:
+    """A value as a side has it: names joined by ``+`` for an option that repeats, ``yes`` or ``no`` for one that is on.
+
+    Raises UserError, which begins with ``what``, for a value that is not of its kind.
+    """
+    return tuple(name for name in text.split("+") if name) if option.kind is tuple else _typed(what, text, option.kind)
 
 
 def _boolean(word: str) -> Option | None:

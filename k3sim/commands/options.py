@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from k3sim.commands.numbers import numbers_of
 from k3sim.errors import UserError
 from k3sim.sim.draws import MAX_DRAWS
 from k3sim.sim.export.whole_file import check_folder
+from k3sim.sim.numbers import numbers_of
 from k3sim.sim.options import OPTIONS, Option, Options
 
 Out = Annotated[str, typer.Option(help="Folder for the files.")]

@@ -9,10 +9,10 @@ import pytest
 
 from k3sim.commands.curve import sentence_of, time_of
 from k3sim.commands.curve_page import page_of, published_gains
-from k3sim.commands.numbers import numbers_of
 from k3sim.curve_report import Curve
 from k3sim.errors import UserError
 from k3sim.sim.curve import CLIFF, changed, cliffs, largest, point, tasks, with_value
+from k3sim.sim.numbers import numbers_of
 from k3sim.sim.options import Options
 from k3sim.sim.predict import predict
 from k3sim.sim.question import ask
