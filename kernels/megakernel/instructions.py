@@ -1,8 +1,8 @@
 """Instructions of a megakernel, and the list of them: a queue for each SM.
 
 An SM runs its queue in order, in two strands: seven warps compute, and an eighth takes what belongs to an exchange
-(REDUCE, FINISH, ADVANCE). A strand skips what is the other's; a KDA head needs all eight warps and so belongs to both.
-Nothing else orders two instructions but counters: an instruction starts once the counters of
+(REDUCE, COLLECT, FINISH, ADVANCE). A strand skips what is the other's; a KDA head needs all eight warps and so belongs
+to both. Nothing else orders two instructions but counters: an instruction starts once the counters of
 ``waits`` have reached their targets, and adds one to those of ``signals`` when what it wrote is visible. A counter with
 ``is_flag`` lies in no memory of its own: the reader polls the written words until none reads "not arrived".
 
@@ -30,11 +30,20 @@ class Opcode(Enum):
     REDUCE = 4  # columns of the exchanged product: sum over ranks, new residual, sums for its norm
     FINISH = 5  # empty what the last exchange left
     ADVANCE = 6  # count the launch
+    # Of the latent mixture of experts; the kernel has no bodies of these yet (``launch``).
+    FRONT_PUSH = 7  # mix and norm of the residual, rows of router and latent down-projection, to every rank
+    SHARED_PUSH = 8  # rows of the shared experts' down-projection, each to the rank that owns its column
+    ROUTE = 9  # the selected experts and their weights
+    EXPERT_GATE_UP = 10  # rows of gate and up of selected experts, SiTU-GLU of each, times the expert's weight
+    EXPERT_DOWN_PUSH = 11  # columns of the latent: sum over the selected experts, to every rank
+    LATENT_REDUCE = 12  # columns of the latent: sum over ranks, part of its norm's sum
+    TAIL_PUSH = 13  # norm of the latent, rows of its up-projection, the shared experts' parts, to every rank
+    COLLECT = 14  # columns that other ranks have summed: new residual, sums for its norm
 
 
 COMPUTING, EXCHANGING = 0, 1
 NUM_STRANDS = 2
-_EXCHANGES = (Opcode.REDUCE, Opcode.FINISH, Opcode.ADVANCE)
+_EXCHANGES = (Opcode.REDUCE, Opcode.COLLECT, Opcode.FINISH, Opcode.ADVANCE)
 
 
 @dataclass(frozen=True, kw_only=True)

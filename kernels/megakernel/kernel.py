@@ -61,6 +61,17 @@ from k3sim.kernels.device.kernel_class import ConfiguredKernel, thread_place
 from k3sim.kernels.device.lamport import EMPTY
 from k3sim.kernels.device.sums import lane_sum
 from k3sim.kernels.megakernel.instructions import Opcode
+from k3sim.kernels.megakernel.list_builder import (
+    COLUMNS,
+    LINE_BYTES,
+    MAX_WINDOW,
+    PACKETS,
+    PRODUCT_WARPS,
+    PUSHED,
+    RING_STAGES,
+    STAGE_BYTES,
+    pushed_rows_per_stage,
+)
 from k3sim.kernels.megakernel.record import (
     ADDRESSES,
     COUNT,
@@ -77,17 +88,6 @@ from k3sim.kernels.megakernel.record import (
     VARIANT,
     VERSION,
     WAIT,
-)
-from k3sim.kernels.megakernel.schedule import (
-    COLUMNS,
-    LINE_BYTES,
-    MAX_WINDOW,
-    PACKETS,
-    PRODUCT_WARPS,
-    PUSHED,
-    RING_STAGES,
-    STAGE_BYTES,
-    pushed_rows_per_stage,
 )
 
 HIDDEN = 7168

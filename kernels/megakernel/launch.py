@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from k3sim.errors import UserError
 from k3sim.kernels.megakernel.instructions import Instruction, InstructionList, Opcode
+from k3sim.kernels.megakernel.moe_reference import MOE_EXECUTE
 from k3sim.kernels.megakernel.record import COUNTER_BYTES, counter_name, instruction, pack, pushed_depths
 from k3sim.kernels.megakernel.validator import check
 from k3sim.kernels.toolchain.compile_cache import compiled_kernel, current_stream
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 WINDOW, NARROW_WINDOW, NARROW_ROWS = 8, 2, 8
 NUM_STAMPS = 6
+WITHOUT_BODY = frozenset(MOE_EXECUTE)  # instructions that the interpreter runs and the kernel does not
 CONTROL_WORDS = 8  # launches so far; a wait was given up: instruction, counter, signals missing
 
 
@@ -49,8 +51,9 @@ class Megakernel:
 
     ``window``: stages of the ring that may be under way while a product reads it; ``narrow_window``: at other times,
     and in the last ``narrow_rows`` rows of a product of the residual. ``timestamps``: have every instruction record its
-    times. ``watchdog_s``: how long a wait may take, at most a second. Raises UserError for a list that could hang or
-    race, a GPU with fewer SMs than queues, and receive buffers that do not lie one behind the other.
+    times. ``watchdog_s``: how long a wait may take, at most a second. Raises UserError for an instruction that the
+    kernel has no body for, a list that could hang or race, a GPU with fewer SMs than queues, and receive buffers that
+    do not lie one behind the other.
     """
 
     def __init__(
@@ -68,6 +71,9 @@ class Megakernel:
     ) -> None:
         import torch
 
+        lacking = next((one for one in program if one.opcode in WITHOUT_BODY), None)
+        if lacking is not None:
+            raise UserError(f"megakernel: {lacking.name}: the kernel has no body for it; reference.run runs the list")
         device = memory["residual"].device
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count
         if len(program.queues) > num_sms:

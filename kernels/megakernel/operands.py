@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from k3sim.kernels.attn_res.reference import snapshot_part
-from k3sim.kernels.megakernel.reference import Memory
+from k3sim.kernels.expert_gemv.reference import Experts
+from k3sim.kernels.megakernel.reference_words import Memory
 from k3sim.model.architecture import Architecture
+from k3sim.model.layout import Layout
+from k3sim.model.matrices import expert_slice
 from k3sim.model.program import Program
 
 if TYPE_CHECKING:
     import torch
 
 Vector = tuple[tuple[int, ...], float, float, bool]  # shape, deviation, mean, fp32
-WHOLE_SUMS = ("kda.o_proj", "dense.down")  # row-parallel: the sum over ranks has the variance of one
+EXPERT_MATRICES = ("moe.expert_w13", "moe.expert_w2")
+SCALES = (119, 121)  # of random codes, whose root mean square is 2.93: weights of about 1 / sqrt(3584)
+WHOLE_SUMS = ("kda.o_proj", "dense.down", "moe.shared_down")  # row-parallel: the sum over ranks has the variance of one
 
 
 def random_operands(
@@ -39,12 +45,17 @@ def random_operands(
         if call.layer not in program.layers:
             continue
         for weight in call.weights:
+            if weight.region.split("/")[1] in EXPERT_MATRICES:
+                continue
             terms = weight.depth * (tp if call.stage in WHOLE_SUMS else 1)
             memory[weight.region] = normal((weight.num_outputs, weight.depth), terms**-0.5)
     dim, heads = architecture.kda.head_dim_v, architecture.kda.num_heads // tp
     for layer in program.layers:
         memory[f"{layer}/kda.state"] = normal((heads, dim, dim), 0.3, fp32=True)
         memory[f"{layer}/kda.past"] = normal((3, 3 * heads * dim), 1.0)
+        if architecture.ffn(layer) == "moe":
+            experts = _random_experts(architecture, tp, generator, device)
+            memory |= {f"{layer}/moe.experts.{name}": one for name, one in vars(experts).items()}
     embedding = memory["residual"].clone()
     for layer in (*program.layers, architecture.num_layers):
         for name, (shape, deviation, mean, fp32) in layer_vectors(architecture, layer, heads).items():
@@ -61,6 +72,19 @@ def random_operands(
     return memory
 
 
+def _random_experts(
+    architecture: Architecture, tp: int, generator: torch.Generator, device: torch.device | str
+) -> Experts:
+    import torch
+
+    def random_bytes(low: int, high: int) -> Callable[..., torch.Tensor]:
+        return lambda *shape: torch.randint(low, high, shape, dtype=torch.uint8, device=device, generator=generator)
+
+    count, latent = architecture.moe.num_experts, architecture.moe.latent_size
+    width = expert_slice(architecture, Layout(tp=tp))
+    return Experts.made_of(random_bytes(0, 256), random_bytes(*SCALES), count=count, width=width, latent=latent)
+
+
 def layer_vectors(architecture: Architecture, layer: int, heads: int) -> dict[str, Vector]:
     """Norm weights, queries and small vectors of a layer; ``num_layers`` is the head. Means as in ``rank.weights``."""
     hidden, dim = architecture.hidden_size, architecture.kda.head_dim_v
@@ -74,6 +98,10 @@ def layer_vectors(architecture: Architecture, layer: int, heads: int) -> dict[st
 
     if layer == architecture.num_layers:
         return site("head.attn_res")
+    moe: dict[str, Vector] = {
+        "moe.bias": ((architecture.moe.num_experts,), 0.05, 0.0, True),
+        "moe.latent_norm": ((architecture.moe.latent_size,), 0.1, 1.0, False),
+    }
     return {
         **site("attn_res.mixer"),
         **site("attn_res.ffn"),
@@ -81,4 +109,5 @@ def layer_vectors(architecture: Architecture, layer: int, heads: int) -> dict[st
         "kda.dt_bias": ((heads * dim,), 0.5, -4.0, True),
         "kda.a_log": ((heads,), 0.1, 0.0, True),
         "kda.norm": ((dim,), 0.1, 1.0, True),
+        **(moe if architecture.ffn(layer) == "moe" else {}),
     }

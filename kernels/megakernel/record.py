@@ -24,7 +24,7 @@ import torch
 
 from k3sim.errors import UserError
 from k3sim.kernels.megakernel.instructions import Instruction, InstructionList, Opcode, outputs_version
-from k3sim.kernels.megakernel.schedule import BUFFERS
+from k3sim.kernels.megakernel.list_builder import BUFFERS
 
 RECORD_WORDS = 32
 RECORD_BYTES = 4 * RECORD_WORDS

@@ -18,16 +18,21 @@ from collections.abc import Callable, Mapping
 import torch
 
 from k3sim.errors import UserError
-from k3sim.kernels.attn_res.reference import NORM_EPSILON
 from k3sim.kernels.kda_decode.reference import kda_decode
-from k3sim.kernels.megakernel.instructions import NUM_STRANDS, Instruction, InstructionList, Opcode, outputs_version
-from k3sim.kernels.megakernel.schedule import BUFFERS, COLUMNS, LINE_BYTES, OUTPUT_BYTES, PACKETS
+from k3sim.kernels.megakernel.instructions import NUM_STRANDS, Instruction, InstructionList, Opcode
+from k3sim.kernels.megakernel.list_builder import BUFFERS, COLUMNS, LINE_BYTES, OUTPUT_BYTES, PACKETS
+from k3sim.kernels.megakernel.moe_reference import MOE_EXECUTE
+from k3sim.kernels.megakernel.reference_words import (
+    EMPTY_WORD,
+    NOT_ARRIVED,
+    Memory,
+    folded,
+    outputs,
+    put_line,
+    put_outputs,
+    put_residual,
+)
 from k3sim.kernels.skinny_gemv.reference import situ_glu
-
-Memory = dict[str, torch.Tensor]
-NOT_ARRIVED = -0.0
-TAG_MASK = 0xFFFF
-EMPTY_WORD = 0x80008000 - (1 << 32)  # two of them
 
 
 def run(program: InstructionList, memory: Memory, *, seed: int = 0) -> list[Instruction]:
@@ -78,63 +83,15 @@ def fill(memory: Memory, program: InstructionList, *, hidden: int, ranks: int) -
         put_line(memory, 0, sm, f"{first.layer}/{first.site}")
 
 
-def put_line(memory: Mapping[str, torch.Tensor], packet: int, sm: int, site: str) -> None:
-    """An SM's line of a packet: its columns of the residual and their parts of the sums of the norm at ``site``."""
-    line = memory[f"packets {packet}"][sm]
-    columns = memory["residual"][sm * COLUMNS : (sm + 1) * COLUMNS]
-    line[: COLUMNS // 2] = (columns + 0.0).view(torch.int32)  # -0 stands for what has not arrived
-    line[COLUMNS // 2 :] = _column_sums(memory, site, sm * COLUMNS, COLUMNS).view(torch.int32)
-
-
-def folded(memory: Mapping[str, torch.Tensor], site: str, packet: int) -> torch.Tensor:
-    """``[D]`` fp32: the residual mixed with the snapshots' part of ``site``, normalised, from a packet alone."""
-    lines = memory[f"packets {packet}"]
-    square, product, cross, part_square = lines[:, COLUMNS // 2 :].contiguous().view(torch.float32).sum(0)
-    residual = lines[:, : COLUMNS // 2].contiguous().view(torch.bfloat16).flatten().float()
-    weighted = memory[f"{site}.weighted"]
-    maximum, denominator = memory[f"{site}.stats"]
-    hidden = residual.numel()
-    logit = product * (square / hidden + NORM_EPSILON).rsqrt()
-    largest = torch.maximum(maximum, logit)
-    part_weight, own_weight = (maximum - largest).exp(), (logit - largest).exp()
-    total = part_weight * denominator + own_weight
-    part_weight, own_weight = part_weight / total, own_weight / total
-    mix_square = part_weight**2 * part_square + own_weight**2 * square + 2 * part_weight * own_weight * cross
-    scale = (mix_square.clamp(min=0) / hidden + NORM_EPSILON).rsqrt()
-    return (part_weight * weighted + own_weight * residual) * scale * memory[f"{site}.norm"].float()
-
-
-def _column_sums(memory: Mapping[str, torch.Tensor], site: str, first: int, count: int) -> torch.Tensor:
-    columns = slice(first, first + count)
-    residual, weighted = memory["residual"][columns].float(), memory[f"{site}.weighted"][columns]
-    probe = memory[f"{site}.query_norm"][columns].float() * memory[f"{site}.query"][columns].float()
-    pairs = ((residual, residual), (residual, probe), (residual, weighted), (weighted, weighted))
-    return torch.stack([one @ other for one, other in pairs])
-
-
-def outputs(one: Instruction, memory: Memory, name: str) -> torch.Tensor:
-    """Outputs of the product or heads that ``one`` reads, fp32. Raises UserError where a tag is of another version."""
-    words, tag = memory[f"{name} out"], outputs_version(one.reads) & TAG_MASK
-    if bool(((words & TAG_MASK) != tag).any()):
-        raise UserError(f"{one.name} finds outputs of {name} that have not arrived")
-    return (words & ~TAG_MASK).view(torch.float32)
-
-
-def _put_outputs(one: Instruction, memory: Memory, rows: slice, values: torch.Tensor) -> None:
-    """Each output a word: its bf16 value above the tag of its version."""
-    bits = values.bfloat16().float().view(torch.int32)
-    memory[f"{one.stage} out"][rows] = bits | (outputs_version(one.writes) & TAG_MASK)
-
-
 def _fold_gemv(one: Instruction, memory: Memory) -> None:
     x = folded(memory, f"{one.layer}/{one.site}", one.packet)
     weight = memory[f"{one.layer}/{one.stage}"]
     rows = slice(one.first, one.first + one.count)
     if one.opcode is Opcode.FOLD_GEMV:
-        _put_outputs(one, memory, rows, weight[rows].float() @ x)
+        put_outputs(one, memory, rows, weight[rows].float() @ x)
         return
     gate, up = (part[rows].float() @ x for part in weight.chunk(2))
-    _put_outputs(one, memory, rows, situ_glu(gate, up))
+    put_outputs(one, memory, rows, situ_glu(gate, up))
 
 
 def _kda_head(one: Instruction, memory: Memory) -> None:
@@ -165,7 +122,7 @@ def _kda_head(one: Instruction, memory: Memory) -> None:
     )
     assert head < heads
     past[:, channels], state[head] = head_past[1], head_state[1, 0]
-    _put_outputs(one, memory, of_head, out[0])
+    put_outputs(one, memory, of_head, out[0])
 
 
 def _gemv_push(one: Instruction, memory: Memory) -> None:
@@ -178,16 +135,10 @@ def _gemv_push(one: Instruction, memory: Memory) -> None:
 
 def _reduce(one: Instruction, memory: Memory) -> None:
     columns = slice(one.first, one.first + one.count)
-    residual = memory["residual"]
     arrived = memory[f"received {one.buffer}"][:, columns]
     if bool((arrived == 0).logical_and(arrived.signbit()).any()):
         raise UserError(f"{one.name} finds words that have not arrived")
-    total = arrived.float().sum(0)
-    if not one.restarts:
-        total = total + residual[columns].float()
-    residual[columns] = total.to(residual.dtype)
-    put_line(memory, one.packet, one.sm, f"{one.layer}/{one.site}")
-    memory[f"packets {(one.packet - 1) % PACKETS}"][one.sm] = EMPTY_WORD
+    put_residual(one, memory, arrived.float().sum(0))
     memory[f"received {(one.buffer - 1) % BUFFERS}"][:, columns] = NOT_ARRIVED
 
 
@@ -212,4 +163,5 @@ EXECUTE: Mapping[Opcode, Callable[[Instruction, Memory], None]] = {
     Opcode.REDUCE: _reduce,
     Opcode.FINISH: _finish,
     Opcode.ADVANCE: _advance,
+    **MOE_EXECUTE,
 }

@@ -1,7 +1,8 @@
 """The instruction list of a megakernel, made from the program that the simulator reads.
 
-Covered: layers of a KDA mixer and a dense FFN at one row, as the fused path of the project's own kernels has them
-(``model/paths/own.py``), without the kernels of the head and the snapshots' parts. What a call of the program becomes:
+Covered: layers of a KDA mixer and a dense FFN or latent experts (``moe_schedule``) at one row, as the fused path of the
+project's own kernels has them (``model/paths/own.py``), without the kernels of the head and the snapshots' parts. What
+a call of the program becomes:
 
 ==========================================  ======================================================================
 ``skinny_gemv.tiled``, ``tiled_situ``       rows dealt to all SMs; each SM folds and normalises the residual itself,
@@ -18,8 +19,6 @@ A product's rows are dealt evenly, and heads to the SMs that have the fewest row
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from k3sim.errors import UserError
 from k3sim.kernels.megakernel.instructions import (
     EMPTY,
@@ -28,74 +27,36 @@ from k3sim.kernels.megakernel.instructions import (
     Instruction,
     InstructionList,
     Opcode,
-    Region,
     Stream,
     Wait,
 )
+from k3sim.kernels.megakernel.list_builder import (
+    BUFFERS,
+    COLUMNS,
+    HEAD_DIM,
+    LINE_BYTES,
+    PACKETS,
+    ListBuilder,
+    pushed_rows_per_stage,
+    site_of,
+)
+from k3sim.kernels.megakernel.moe_schedule import MOE_CALLS
 from k3sim.model.architecture import Architecture
 from k3sim.model.program import Call, Program
 
-COLUMNS = 56  # of an exchange an SM: seven words of 16 bytes to a rank
-PUSHED = 8  # outputs that leave in one word of 16 bytes
-BUFFERS = 3  # receive buffers in rotation, as the fused path has them (kernels/device/lamport.py)
-STAGE_BYTES = 14_336  # of the ring: one row of the hidden width
-RING_STAGES = 15
-PRODUCT_WARPS = 7  # that take turns at the stages of a pushed product
-MAX_WINDOW = RING_STAGES - PRODUCT_WARPS  # stages under way, see ``kernel._await_stage``
-HEAD_DIM = 128
-OUTPUT_BYTES = 4  # of a product or a head: a bf16 value above the tag of its version, so that it is its own flag
-LINE_BYTES = 128  # of a packet an SM: its 56 columns of the residual, then four fp32: x.x, x.probe, a.x, a.a
-PACKETS = 3  # in rotation
 PRODUCTS = {"skinny_gemv.tiled": Opcode.FOLD_GEMV, "skinny_gemv.tiled_situ": Opcode.FOLD_GEMV_SITU}
 CONSUMERS = ("proj_allreduce.consume", "proj_allreduce.consume_gathered")
 LEFT_OUT = ("unfused.embedding", "attn_res.snapshot_part")
 
 
-def pushed_rows_per_stage(depth: int) -> int:
-    """Rows of a pushed product in one stage: as many as fit of the eight that leave together, a power of two."""
-    rows = PUSHED
-    while rows * depth * 2 > STAGE_BYTES:
-        rows //= 2
-    return rows
-
-
-@dataclass
-class _Builder:
-    program: Program
-    num_sms: int
-    architecture: Architecture
-    queues: list[list[Instruction]]
-    sizes: dict[str, int] = field(default_factory=dict)
-    flags: set[str] = field(default_factory=set)
-    exchanges: int = 0  # pushes so far
-    waits: tuple[Wait, ...] = ()  # for the output of the newest product or mixer
-    output: tuple[str, int] = ("", 0)  # its buffer and version
-    version: int = 0
-
-    @property
-    def hidden(self) -> int:
-        return self.architecture.hidden_size
-
-    @property
-    def num_columns_sms(self) -> int:
-        """SMs with columns of an exchange, each with 56."""
-        return self.hidden // COLUMNS
-
-    def packet(self, version: int) -> str:
-        """The buffer of a version of residual and sums."""
-        return f"packets {version % PACKETS}"
-
-    def whole(self, buffer: str, num_bytes: int) -> Region:
-        self.sizes[buffer] = max(self.sizes.get(buffer, 0), num_bytes)
-        return Region(buffer=buffer, first=0, last=num_bytes)
-
-    def part(self, buffer: str, first: int, count: int) -> Region:
-        return Region(buffer=buffer, first=first, last=first + count)
+class _Builder(ListBuilder):
+    """Instructions of mixers, dense FFNs and exchanges."""
 
     def consumed(self, call: Call) -> None:
         """The residual from an exchange; the first consumer of all finds it in memory."""
         if not self.exchanges:
             return
+        gathered, self.gathered = self.gathered, ""
         restarts = call.stage == "attn_res.ffn" and self.architecture.is_snapshot(call.layer)
         exchange = self.exchanges - 1
         buffer, before = exchange % BUFFERS, (exchange - 1) % BUFFERS
@@ -108,16 +69,22 @@ class _Builder:
             columns = self.part("residual", 2 * first, 2 * COLUMNS)
             lines = [self.part(packet, sm * LINE_BYTES, LINE_BYTES) for packet in (written, emptied)]
             fresh = EMPTY if self.version >= PACKETS else INITIAL
-            slots = [
-                (r * slot_bytes + 2 * first, 2 * COLUMNS) for r in range(self.program.num_ranks)
-            ]  # of every rank the same columns
-            self.queues[sm].append(
+            # Of every rank the same columns; gathered ones are summed already, and behind them is nothing to empty.
+            ranks = range(0 if gathered else self.program.num_ranks)
+            slots = [(r * slot_bytes + 2 * first, 2 * COLUMNS) for r in ranks]
+            sent, arrived = (), Wait(counter=f"{exchange} arrived {sm}", target=1)
+            if gathered:
+                made = self.made[gathered]
+                sent, arrived = (Access(region=self.words(gathered, first, COLUMNS), version=made.version),), made.wait
+            self.add(
                 Instruction(
-                    opcode=Opcode.REDUCE, stage=call.stage, layer=call.layer, sm=sm, first=first, count=COLUMNS,
-                    buffer=buffer, packet=self.version % PACKETS, site=call.stage, restarts=restarts,
-                    waits=(Wait(counter=f"{exchange} arrived {sm}", target=1),),
+                    opcode=Opcode.COLLECT if gathered else Opcode.REDUCE,
+                    stage=call.stage, layer=call.layer, sm=sm, first=first, count=COLUMNS, buffer=buffer,
+                    packet=self.version % PACKETS, site=call.stage, restarts=restarts,
+                    waits=(arrived,),
                     signals=(flag,),
                     reads=(
+                        *sent,
                         Access(region=columns, version=self.version - 1),
                         Access(region=lines[0], version=fresh),  # flags must read "not arrived" before they are set
                         *(Access(region=self.part(f"received {buffer}", *slot), version=exchange + 1)
@@ -132,88 +99,71 @@ class _Builder:
                     ),
                 )
             )  # fmt: skip
-            self.flags.add(f"{exchange} arrived {sm}")
+            self.flags.add(arrived.counter)
         self.flags.add(flag)
 
     def product(self, call: Call) -> None:
-        """Rows of a product of the residual, folded and normalised."""
-        opcode, (weight,) = PRODUCTS[call.operator], call.weights
+        """Rows of a product of the residual, folded and normalised; matrices of a call follow each other."""
+        opcode = PRODUCTS[call.operator]
         paired = opcode is Opcode.FOLD_GEMV_SITU
-        num_outputs = weight.num_outputs // (2 if paired else 1)
-        row_bytes = 2 * weight.depth
-        counter, output = f"{call.index} {call.stage}", f"{call.stage} out"
-        self.whole(weight.region, weight.num_bytes)
-        self.whole(output, OUTPUT_BYTES * num_outputs)
-        self.flags.add(counter)
+        num_outputs = sum(weight.num_outputs for weight in call.weights) // (2 if paired else 1)
+        reads, waits, dealt = (self.residual_read(),), self.residual_wait(), list(self.dealt(num_outputs))
+        made = self.makes(call, call.stage, num_outputs, len(dealt))
         self.whole("residual", 2 * self.hidden)
-        version = call.index + 1
-        reduced = (Wait(counter=f"packets {self.version}", target=self.num_columns_sms),) if self.version else ()
-        for sm in range(self.num_sms):
-            first, last = (at * num_outputs // self.num_sms for at in (sm, sm + 1))
-            halves = (0, num_outputs) if paired else (0,)
-            self.queues[sm].append(
+        for sm, first, last in dealt:
+            streams = (
+                tuple(self.rows(call.weights[0], half + first, last - first) for half in (0, num_outputs))
+                if paired
+                else tuple(self.rows_of_all(call.weights, first, last))
+            )
+            write = Access(region=self.words(call.stage, first, last - first), version=made.version)
+            self.add(
                 Instruction(
                     opcode=opcode, stage=call.stage, layer=call.layer, sm=sm, first=first, count=last - first,
-                    depth=weight.depth, site=_site(call),
-                    packet=self.version % PACKETS,
-                    waits=reduced,
-                    signals=(counter,),
-                    streams=tuple(
-                        Stream(region=self.part(weight.region, (half + first) * row_bytes, (last - first) * row_bytes),
-                               stage_bytes=row_bytes)
-                        for half in halves
-                    ),
-                    reads=(Access(region=self.whole(self.packet(self.version), LINE_BYTES * self.num_columns_sms),
-                                  version=self.version),),
-                    writes=(Access(region=self.part(output, OUTPUT_BYTES * first, OUTPUT_BYTES * (last - first)),
-                                   version=version),),
+                    depth=call.weights[0].depth, site=site_of(call), packet=self.version % PACKETS,
+                    waits=waits, signals=(made.wait.counter,), streams=streams, reads=reads, writes=(write,),
                 )
             )  # fmt: skip
-        self.waits, self.output = (Wait(counter=counter, target=self.num_sms),), (output, version)
 
     def heads(self, call: Call) -> None:
         """A head an SM: those without columns first, then the last of the others."""
         (weight,), num_heads = call.weights, call.shape["heads"]
-        counter, output = f"{call.index} {call.stage}", f"{call.stage} out"
+        source = self.made["kda.in_proj"]
         state, past, gate_bytes = f"{call.layer}/kda.state", f"{call.layer}/kda.past", 2 * HEAD_DIM * HEAD_DIM
         state_bytes = call.shape["state_bytes"] // num_heads
         past_bytes = call.shape["conv_state_bytes"] // num_heads
         self.whole(weight.region, weight.num_bytes)
         self.whole(state, call.shape["state_bytes"])
         self.whole(past, call.shape["conv_state_bytes"])
-        self.whole(output, OUTPUT_BYTES * num_heads * HEAD_DIM)
-        self.flags.add(counter)
-        version = call.index + 1
+        made = self.makes(call, call.stage, num_heads * HEAD_DIM, num_heads)
+        version = made.version
         for head in range(num_heads):
             sm = self.num_sms - 1 - head
             states = self.part(state, head * state_bytes, state_bytes)
             # By heads here; in memory a head's three samples of q, k and v lie apart.
             samples = self.part(past, head * past_bytes, past_bytes)
-            out = self.part(output, OUTPUT_BYTES * head * HEAD_DIM, OUTPUT_BYTES * HEAD_DIM)
-            self.queues[sm].append(
+            out = self.words(call.stage, head * HEAD_DIM, HEAD_DIM)
+            self.add(
                 Instruction(
                     opcode=Opcode.KDA_HEAD, stage=call.stage, layer=call.layer, sm=sm, first=head, count=1,
                     depth=HEAD_DIM,
-                    waits=self.waits, signals=(counter,),
+                    waits=(source.wait,), signals=(made.wait.counter,),
                     streams=(
                         Stream(region=self.part(weight.region, head * gate_bytes, gate_bytes),
                                stage_bytes=gate_bytes // 4),
                         Stream(region=states, stage_bytes=state_bytes // 8),
                     ),
-                    reads=(Access(region=self.whole(self.output[0], self.sizes[self.output[0]]),
-                                  version=self.output[1]), Access(region=samples)),
+                    reads=(self.reads("kda.in_proj"), Access(region=samples)),
                     writes=(Access(region=out, version=version), Access(region=states, version=version),
                             Access(region=samples, version=version)),
                 )
             )  # fmt: skip
-        self.waits, self.output = (Wait(counter=counter, target=num_heads),), (output, version)
 
     def push(self, call: Call) -> None:
         """Rows of a product to every rank; of this rank's slots all are shown, since a loopback fabric fills them."""
         (weight,) = call.weights
-        row_bytes, exchange = 2 * weight.depth, self.exchanges
+        exchange, source = self.exchanges, self.made[self.newest]
         buffer, slot_bytes = exchange % BUFFERS, 2 * self.hidden
-        self.whole(weight.region, weight.num_bytes)
         for one in range(PACKETS):
             self.whole(f"packets {one}", LINE_BYTES * self.num_columns_sms)
         for one in range(BUFFERS):
@@ -224,15 +174,13 @@ class _Builder:
                 self.part(f"received {buffer}", r * slot_bytes + 2 * first, 2 * COLUMNS)
                 for r in range(self.program.num_ranks)
             ]
-            self.queues[sm].append(
+            self.add(
                 Instruction(
                     opcode=Opcode.GEMV_PUSH, stage=call.stage, layer=call.layer, sm=sm, first=first, count=COLUMNS,
                     depth=weight.depth, buffer=buffer,
-                    waits=self.waits, signals=(f"{exchange} arrived {sm}",),
-                    streams=(Stream(region=self.part(weight.region, first * row_bytes, COLUMNS * row_bytes),
-                                    stage_bytes=pushed_rows_per_stage(weight.depth) * row_bytes),),
-                    reads=(Access(region=self.whole(self.output[0], OUTPUT_BYTES * weight.depth),
-                                  version=self.output[1]),
+                    waits=(source.wait,), signals=(f"{exchange} arrived {sm}",),
+                    streams=(self.rows(weight, first, COLUMNS, pushed_rows_per_stage(weight.depth)),),
+                    reads=(self.reads(self.newest),
                            # Flags must read "not arrived" before they are set.
                            *(Access(region=one, version=EMPTY if exchange >= BUFFERS else INITIAL) for one in slots)),
                     writes=tuple(Access(region=one, version=exchange + 1) for one in slots),
@@ -249,7 +197,7 @@ class _Builder:
             columns = range(0, self.program.num_ranks * slot_bytes, slot_bytes) if sm < self.num_columns_sms else ()
             line = (sm * LINE_BYTES, LINE_BYTES)
             emptied = [self.part(f"received {buffer}", slot + 2 * sm * COLUMNS, 2 * COLUMNS) for slot in columns]
-            self.queues[sm].append(
+            self.add(
                 Instruction(
                     opcode=Opcode.FINISH, stage="finish", layer=layer, sm=sm, first=sm * COLUMNS,
                     count=COLUMNS if emptied else 0, buffer=buffer, signals=("finished",),
@@ -260,16 +208,12 @@ class _Builder:
                               for one in range(PACKETS) if emptied)),
                 )
             )  # fmt: skip
-        self.queues[0].append(
+        self.add(
             Instruction(
                 opcode=Opcode.ADVANCE, stage="finish", layer=layer, sm=0,
                 waits=(Wait(counter="finished", target=self.num_sms),),
             )
         )  # fmt: skip
-
-
-def _site(call: Call) -> str:
-    return "attn_res.mixer" if call.stage.startswith(("kda.", "mla.")) else "attn_res.ffn"
 
 
 def schedule(program: Program, architecture: Architecture, *, num_sms: int) -> InstructionList:
@@ -295,16 +239,18 @@ def schedule(program: Program, architecture: Architecture, *, num_sms: int) -> I
             break
         if call.operator in CONSUMERS:
             builder.consumed(call)
-        elif call.operator in PRODUCTS and call.shape["rows"] == 1 and len(call.weights) == 1:
+        elif call.operator in PRODUCTS and call.shape["rows"] == 1 and call.stage not in MOE_CALLS:
             builder.product(call)
         elif call.operator == "kda_decode.cluster" and call.shape["heads"] <= num_sms:
             builder.heads(call)
         elif call.operator == "proj_allreduce.produce_whole":
             builder.push(call)
+        elif call.stage in MOE_CALLS and call.operator == MOE_CALLS[call.stage][0]:
+            MOE_CALLS[call.stage][1](builder, call)
         else:
             raise UserError(
                 f"megakernel: layer {call.layer} runs {call.operator} ({call.stage}), which has no instruction; "
-                "accepted are layers of a KDA mixer and a dense FFN at one row"
+                "accepted are layers of a KDA mixer and a dense FFN or latent experts at one row"
             )
     builder.finish()
     return InstructionList(

@@ -1,13 +1,20 @@
-"""Layers of a KDA mixer and a dense FFN written out, with the references of the operators: no list, no instructions."""
+"""Layers of a KDA mixer and a dense FFN or latent experts written out.
+
+With the references of the operators: no list, no instructions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 import torch
 
 from k3sim.kernels.attn_res.reference import attn_res
+from k3sim.kernels.expert_gemv.reference import Experts, expert_gemv
 from k3sim.kernels.kda_decode.reference import kda_decode
+from k3sim.kernels.latent_tail.reference import latent_tail
+from k3sim.kernels.router_topk.reference import router_topk
 from k3sim.kernels.skinny_gemv.reference import situ_glu
 
 
@@ -23,9 +30,12 @@ def run_layers(memory: dict[str, torch.Tensor], num_layers: int, ranks: int) -> 
         mixed = _exchanged(memory[f"{layer}/kda.o_proj"], _kda(memory, layer, x), ranks)
         residual = (mixed + (residual.float() if layer else 0)).bfloat16()
         x = _mixed(memory, f"{layer}/attn_res.ffn", embedding[None], residual)
-        gate, up = (part.float() @ x for part in memory[f"{layer}/dense.gate_up"].chunk(2))
-        activated = situ_glu(gate, up).bfloat16()
-        residual = (_exchanged(memory[f"{layer}/dense.down"], activated, ranks) + residual.float()).bfloat16()
+        if f"{layer}/moe.bias" in memory:
+            ffn = _experts(memory, layer, x, ranks)
+        else:
+            activated = _activated(memory[f"{layer}/dense.gate_up"], x)
+            ffn = _exchanged(memory[f"{layer}/dense.down"], activated, ranks)
+        residual = (ffn + residual.float()).bfloat16()
     memory["residual"].copy_(residual)
 
 
@@ -49,6 +59,30 @@ def _kda(memory: Mapping[str, torch.Tensor], layer: int, x: torch.Tensor) -> tor
     state.copy_(states[1])
     past.copy_(samples[1])
     return out[0].bfloat16()
+
+
+def _activated(gate_up: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    gate, up = (part.float() @ x for part in gate_up.chunk(2))
+    return situ_glu(gate, up).bfloat16()
+
+
+def _experts(memory: Mapping[str, torch.Tensor], layer: int, x: torch.Tensor, ranks: int) -> torch.Tensor:
+    """All ranks have this one's shards of router, latent and columns."""
+
+    def of(name: str) -> torch.Tensor:
+        return memory[f"{layer}/moe.{name}"]
+
+    logits = (of("router_shard").float() @ x).repeat(ranks)
+    latent = (of("latent_down_shard").float() @ x).bfloat16().repeat(ranks)
+    ids, weights = router_topk(logits[None], of("bias"))
+    experts = Experts(**{one.name: of(f"experts.{one.name}") for one in fields(Experts)})
+    partial = expert_gemv(latent[None].float(), ids, weights, experts).bfloat16().float()
+    shared = (of("shared_down").float() @ _activated(of("shared_gate_up"), x).float()).bfloat16().float()
+    own = latent_tail(
+        partial.repeat(ranks, 1, 1), shared.view(ranks, 1, -1), of("latent_norm").float(),
+        of("latent_up_shard").float(),
+    )  # fmt: skip
+    return own[0].bfloat16().float().repeat(ranks)
 
 
 def _exchanged(weight: torch.Tensor, x: torch.Tensor, ranks: int) -> torch.Tensor:

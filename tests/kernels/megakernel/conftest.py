@@ -21,5 +21,19 @@ def small() -> Architecture:
 
 
 @pytest.fixture(scope="session")
+def small_moe() -> Architecture:
+    """A dense layer, then two of latent experts."""
+    k3 = load_architecture()
+    moe = replace(k3.moe, first_moe_layer=1, latent_size=64, expert_intermediate=64, shared_intermediate=64)
+    kda = replace(k3.kda, num_heads=4)
+    return replace(dense_architecture(3, hidden_size=168, kda=kda, dense_intermediate=256), moe=moe)
+
+
+@pytest.fixture(scope="session")
+def small_moe_list(small_moe: Architecture) -> InstructionList:
+    return schedule(program_of(small_moe, RANKS), small_moe, num_sms=5)
+
+
+@pytest.fixture(scope="session")
 def small_list(small: Architecture) -> InstructionList:
     return schedule(program_of(small, RANKS), small, num_sms=5)

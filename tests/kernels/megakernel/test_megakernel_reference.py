@@ -13,7 +13,7 @@ from k3sim.model.architecture import Architecture
 
 torch = pytest.importorskip("torch")
 
-from k3sim.kernels.megakernel import operands, reference  # noqa: E402
+from k3sim.kernels.megakernel import launch, operands, reference  # noqa: E402
 from k3sim.kernels.megakernel.whole_layers import run_layers  # noqa: E402
 
 
@@ -40,6 +40,23 @@ def test_layers_are_those_written_out(
             one, other = found[f"{layer}/kda.{name}"], expected[f"{layer}/kda.{name}"]
             torch.testing.assert_close(one.float(), other.float(), rtol=0.02, atol=0.02)
             assert not torch.equal(one, memory[f"{layer}/kda.{name}"])
+
+
+def test_latent_experts_are_those_written_out(small_moe: Architecture, small_moe_list: InstructionList) -> None:
+    memory = operands.random_operands(program_of(small_moe, RANKS), small_moe, tp=RANKS, device="cpu")
+    reference.fill(memory, small_moe_list, hidden=small_moe.hidden_size, ranks=RANKS)
+    expected, ends = copied(memory), []
+    run_layers(expected, small_moe.num_layers, RANKS)
+    for seed in range(2):
+        ends.append(copied(memory))
+        reference.run(small_moe_list, ends[-1], seed=seed)
+        torch.testing.assert_close(ends[-1]["residual"].float(), expected["residual"].float(), rtol=0.02, atol=0.05)
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in memory)
+
+
+def test_instructions_without_body_are_not_launched(small_moe_list: InstructionList) -> None:
+    with pytest.raises(UserError, match=r"layer 1 moe.front FRONT_PUSH SM 0: the kernel has no body"):
+        launch.Megakernel(small_moe_list, {}, hidden=168, ranks=RANKS)
 
 
 def test_every_legal_order_gives_the_same_bits(small_list: InstructionList, memory: reference.Memory) -> None:

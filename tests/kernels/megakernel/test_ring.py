@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from k3sim.kernels.megakernel.schedule import MAX_WINDOW, PRODUCT_WARPS, RING_STAGES
+from k3sim.kernels.megakernel.list_builder import MAX_WINDOW, PRODUCT_WARPS, RING_STAGES
 
 FOLD, PUSH = "fold", "push"
 LAYER = ((FOLD, 24), (PUSH, 7), (FOLD, 32), (PUSH, 28))
