@@ -6,7 +6,8 @@
     True
     >>> stages = k3sim.timeline(path="stock")   # a pandas DataFrame, one row a kernel
 
-``predict`` answers with everything (paths, waits, switches, files), ``timeline`` with the table of kernels.
+``predict`` answers with everything (paths, waits, switches, files), ``timeline`` with the table of kernels, ``curve``
+with the steps of all paths over users and context.
 Options have the names of the command line; see ``k3sim.Options``.
 """
 
@@ -20,14 +21,16 @@ from k3sim.version import VERSION as __version__
 # Not of ``typing``, whose import is a third of the time in which Ctrl-C would still find nobody (``cli.py``).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     import pandas
 
+    from k3sim.curve_report import Curve
     from k3sim.report import Report
     from k3sim.sim.options import Options
 
-__all__ = ["Options", "UserError", "__version__", "predict", "timeline"]
+__all__ = ["Options", "UserError", "__version__", "curve", "predict", "timeline"]
 
 # The rooms install under this folder and stand beside it in a checkout. From the root of one, Python finds this folder
 # before the package that is installed, and then the rooms are those of the checkout too.
@@ -68,3 +71,23 @@ def timeline(**options: Any) -> pandas.DataFrame:
     frame = report.frame()
     frame.attrs.update(summary(report.main))
     return frame
+
+
+def curve(
+    concurrency: Sequence[int] = (1,), context: Sequence[int] = (8192,), *, num_draws: int = 0, **options: Any
+) -> Curve:
+    """Every path's step over users and context: points, sudden changes with their kernels; ``frame()`` is a DataFrame.
+
+    ``num_draws``: machines to draw for intervals, 0 for none; ``options`` as for ``predict``. Raises UserError for what
+    no point could answer; one that a path has no kernels for says so in itself.
+    """
+    from k3sim.curve_report import Curve
+    from k3sim.sim.curve import PATHS, all_cliffs, tasks
+    from k3sim.sim.options import Options
+
+    users, asked = sorted(set(concurrency)), Options(**options)
+    paths = list(dict.fromkeys((asked.path, *PATHS)))
+    points = tuple(task() for task in tasks(asked, users, context, paths, num_draws))
+    searched = [(path, one) for path in paths for one in context if len(users) > 1]
+    cliffs = tuple(cliff for path, one in searched for cliff in all_cliffs(asked, path, users, one))
+    return Curve(options=asked, points=points, cliffs=cliffs)

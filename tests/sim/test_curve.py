@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import k3sim
 from k3sim.commands.curve import sentence_of, time_of
 from k3sim.commands.curve_page import page_of, published_gains
 from k3sim.curve_report import Curve
@@ -158,6 +159,13 @@ def test_files_hold_every_point(tmp_path: Path) -> None:
     assert list(curve.frame()["path"]) == ["stock", "stock", "fused", "fused"]
     page = Path(files["html"]).read_text()
     assert "id='gain'" in page and "fused from 2 to 3 users" in page
+
+
+def test_python_has_the_same_curve() -> None:
+    found = k3sim.curve(concurrency=(2, 1), path="stock")
+    assert [(one.path, one.concurrency) for one in found.points][:2] == [("stock", 1), ("stock", 2)]
+    assert found.gain("fused", (1, 8192)) == found.points[0].step_us / found.by_place["fused"][1, 8192].step_us
+    assert {one.path for one in found.cliffs} <= {"stock", "fused", "megakernel"}
 
 
 def test_published_gains_are_of_the_layout() -> None:
