@@ -1,7 +1,8 @@
-"""Steps over concurrency and context: the points of a curve, what changes between them, and the inverse question.
+"""Steps over concurrency and context: the points of a curve, and what changes between them.
 
-A step grows with its rows, and jumps where an engine hands over to another kernel. Each change of more than ``CLIFF``
-from one user to the next is reported with the kernels that changed there, and with the stages that grew most.
+A step grows with its rows, and jumps or falls where an engine hands over to another kernel. Each jump of more than
+``CLIFF`` from one user to the next, and each fall of more than ``FALL``, is reported with the kernels that changed
+there, and with the stages that changed most. ``largest`` asks the inverse question.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from k3sim.sim.options import Options
 from k3sim.sim.predict import Prediction, predict, program_of
 from k3sim.sim.question import Question, ask
 
-CLIFF = 0.05  # of the step, from one user to the next
+CLIFF = 0.05  # of the step, from one user to the next: a jump
+FALL = 0.005  # a user more should not make a step faster
 MAX_POINTS = 4096
 PATHS = ("stock", "fused", "megakernel")
 
@@ -36,6 +38,7 @@ class Point:
     step_us: float | None = None
     floor_us: float | None = None
     total_bytes: int = 0  # of memory, a GPU
+    users_that_fit: int = 0  # of this context, with the weights of this point
     capacity_bytes: int = 0
     refused: str = ""
     drawn_us: tuple[float, ...] = ()  # the step, and those of drawn machines, where an interval was asked for
@@ -71,6 +74,7 @@ class Point:
             "tokens_per_s_per_gpu": None if total is None else total / self.num_gpus,
             "memory_bytes": self.total_bytes,
             "capacity_bytes": self.capacity_bytes,
+            "users_that_fit": self.users_that_fit,
             "fits": self.fits,
             "refused": self.refused,
         }
@@ -78,7 +82,8 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Cliff:
-    """A step that changes by more than ``CLIFF`` from ``concurrency - 1`` users to ``concurrency``."""
+    """A step that jumps by more than ``CLIFF``, or falls by more than ``FALL``, from ``concurrency - 1`` users to
+    ``concurrency``."""
 
     path: str
     concurrency: int
@@ -100,7 +105,7 @@ class Cliff:
         why = f"{', '.join(self.kernels) or 'no kernel changes'}; most in {', '.join(self.grown)}"
         return (
             f"{self.path} from {self.concurrency - 1} to {self.concurrency} users at context {self.context}: "
-            f"{100 * self.change:+.0f} % ({why})"
+            f"{100 * self.change:+.1f} % ({why})"
         )
 
 
@@ -133,6 +138,7 @@ def point(options: Options, path: str, concurrency: int, context: int, num_draws
         step_us=prediction.step_us,
         floor_us=prediction.floor_us,
         total_bytes=room.resident.total,
+        users_that_fit=room.users,
         capacity_bytes=room.capacity,
         drawn_us=tuple(drawn),
     )
@@ -195,10 +201,25 @@ def changed(before: Signature, after: Signature) -> tuple[str, ...]:
     return tuple(found)
 
 
-def cliffs(options: Options, path: str, concurrencies: Sequence[int], context: int) -> Iterator[Cliff]:
-    """Jumps of one path between the least and the most users of a curve.
+def changes(kernels: Callable[[int], Signature | None], low: int, high: int) -> Iterator[int]:
+    """Values above ``low`` and up to ``high`` at which ``kernels`` changes, by halving; of neighbours ``high``."""
+    if high - low == 1:
+        yield high
+    elif high > low and kernels(low) != kernels(high):
+        middle = (low + high) // 2
+        yield from changes(kernels, low, middle)
+        yield from changes(kernels, middle, high)
 
-    Between two points whose kernels differ the place is found by halving; between neighbours a jump is seen as it is.
+
+def is_sudden(before_us: float, after_us: float) -> bool:
+    """Whether one user more makes a step jump, or fall."""
+    return not (1 - FALL) * before_us <= after_us <= (1 + CLIFF) * before_us
+
+
+def cliffs(options: Options, path: str, concurrencies: Sequence[int], context: int) -> Iterator[Cliff]:
+    """Jumps and falls of one path between the least and the most users of a curve.
+
+    Between two points whose kernels differ the place is found by halving; neighbours are compared as they are.
     """
     listed = sorted(set(concurrencies))
     signatures: dict[int, Signature | None] = {}
@@ -211,22 +232,13 @@ def cliffs(options: Options, path: str, concurrencies: Sequence[int], context: i
                 signatures[users] = None
         return signatures[users]
 
-    def places(low: int, high: int) -> Iterator[int]:
-        """Users at which a kernel changes, above ``low`` and up to ``high``."""
-        if high - low == 1:
-            yield high
-        elif kernels(low) != kernels(high):
-            middle = (low + high) // 2
-            yield from places(low, middle)
-            yield from places(middle, high)
-
     for place in range(1, len(listed)):
-        for users in places(listed[place - 1], listed[place]):
+        for users in changes(kernels, listed[place - 1], listed[place]):
             before, after = kernels(users - 1), kernels(users)
             if before is None or after is None:
                 continue
             first, second = (predict(ask(at(options, path, one, context))) for one in (users - 1, users))
-            if abs(second.step_us / first.step_us - 1) > CLIFF:
+            if is_sudden(first.step_us, second.step_us):
                 yield Cliff(
                     path=path, concurrency=users, context=context, before_us=first.step_us, after_us=second.step_us,
                     kernels=changed(before, after), grown=_grown(first, second),
@@ -246,92 +258,3 @@ def _grown(before: Prediction, after: Prediction) -> tuple[str, ...]:
 def all_cliffs(options: Options, path: str, concurrencies: Sequence[int], context: int) -> list[Cliff]:
     """``cliffs`` as one piece of work for a process."""
     return list(cliffs(options, path, concurrencies, context))
-
-
-# -- the inverse question ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Largest:
-    """The largest ``value`` of ``over`` whose step takes at most ``most_us``; ``is_monotone`` where the step grew with
-    it at every value that was tried."""
-
-    over: str
-    value: int
-    step_us: float
-    most_us: float
-    is_monotone: bool
-    limit: int  # up to which was looked
-    fits: int | None  # the largest that memory holds; None where it was not asked
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON; docs/json.md describes it."""
-        return dict(self.__dict__)
-
-
-def with_value(options: Options, over: str, value: int) -> Options:
-    """``options`` with a concurrency, or a context, whether memory suffices or not."""
-    found = replace(options, ignore_memory=True)
-    return replace(found, concurrency=value) if over == "concurrency" else replace(found, context=value)
-
-
-def largest(options: Options, over: str, most_us: float) -> Largest:
-    """The largest concurrency, or context, that holds a time of a step.
-
-    Powers of two are tried first; between the last that holds and the next it is halved. Where a larger one holds
-    again, the step does not grow with the value throughout: the largest is taken, and that is said.
-    Raises UserError where one user, or one token of context, already takes longer, with what it takes.
-    """
-    from k3sim.model.layout import MAX_CONCURRENCY
-
-    question = ask(replace(options, ignore_memory=True))
-    limit = MAX_CONCURRENCY if over == "concurrency" else question.architecture.max_position_embeddings
-    tried: dict[int, float] = {}
-
-    def step_us(value: int) -> float:
-        if value not in tried:
-            tried[value] = predict(ask(with_value(options, over, value))).step_us
-        return tried[value]
-
-    powers = [2**power for power in range(limit.bit_length()) if 2**power < limit]
-    holding = [value for value in (*powers, limit) if _holds(step_us, value, most_us)]
-    if not holding:
-        least = min(tried)
-        unit = "user gets" if over == "concurrency" else "token of context gives"
-        raise UserError(
-            f"no {over} keeps {most_us / 1e3:g} ms: {least} {unit} a step of {tried[least] / 1e3:.3f} ms "
-            f"({1e6 / tried[least]:.1f} tok/s/user)"
-        )
-    low = holding[-1]
-    high = min([value for value in (*powers, limit) if value > low], default=low)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _holds(step_us, middle, most_us):
-            low = middle
-        else:
-            high = middle
-    ordered = [tried[value] for value in sorted(tried)]
-    return Largest(
-        over=over,
-        value=low,
-        step_us=step_us(low),
-        most_us=most_us,
-        is_monotone=ordered == sorted(ordered),
-        limit=limit,
-        fits=_largest_that_fits(options, over),
-    )
-
-
-def _holds(step_us: Callable[[int], float], value: int, most_us: float) -> bool:
-    try:
-        return step_us(value) <= most_us
-    except UserError:  # kernels that are not built for so many rows
-        return False
-
-
-def _largest_that_fits(options: Options, over: str) -> int | None:
-    question = ask(replace(options, ignore_memory=True))
-    room = question.room()
-    if over == "concurrency":
-        return room.users
-    return None if room.tokens is None else room.tokens // question.workload.concurrency

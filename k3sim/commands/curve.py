@@ -14,7 +14,7 @@ from k3sim.errors import UserError
 
 if TYPE_CHECKING:
     from k3sim.curve_report import Curve
-    from k3sim.sim.curve import Largest
+    from k3sim.sim.largest import Largest
     from k3sim.sim.options import Options
 
 TIMES_US = {"us": 1.0, "ms": 1e3, "s": 1e6}
@@ -77,21 +77,22 @@ def print_curve(curve: Curve, files: Mapping[str, str]) -> None:
     gains = [path for path in paths if path != "stock"]
     main = next(iter(curve.by_place))
     heads = ["users", "context", *(f"{path} us" for path in paths), *(f"{path} gain" for path in gains)]
-    table = terminal.table(*heads, "tok/s/user", "tok/s/GPU", "memory GB", "fits", left=0)
+    table = terminal.table(*heads, "tok/s/user", "tok/s/GPU", "memory GB", "room for", "fits", left=0)
     for place in curve.places:
         of_main = curve.by_place[main][place].to_dict()
         cells = [f"{place[0]:,}", f"{place[1]:,}"]
         cells += [_number(curve.by_place[path][place].step_us, ",.0f") for path in paths]
         cells += [_number(curve.gain(path, place), ".2f", "x") for path in gains]
         cells += [_number(of_main["tokens_per_s_per_user"], ",.1f"), _number(of_main["tokens_per_s_per_gpu"], ",.1f")]
-        cells += [f"{of_main['memory_bytes'] / 1e9:,.1f}", "yes" if of_main["fits"] else "no"]
+        cells += [f"{of_main['memory_bytes'] / 1e9:,.1f}", f"{of_main['users_that_fit']:,}"]
+        cells += ["yes" if of_main["fits"] else "no"]
         table.add_row(*cells)
     terminal.print_table(table)
     for path, why in dict.fromkeys((one.path, one.refused) for one in curve.points if one.refused):
         users = [one.concurrency for one in curve.points if (one.path, one.refused) == (path, why)]
         console.print(f"\n{path} has no step at {users[0]}{' and more' if len(users) > 1 else ''} users: {why}")
     if curve.cliffs:
-        console.print("\nwhere a step changes by more than 5 % from one user to the next:")
+        console.print("\nwhere a step jumps by more than 5 %, or falls, from one user to the next:")
         for one in curve.cliffs:
             console.print(f"  {one}", soft_wrap=True)
     output.print_files(files)
@@ -122,11 +123,12 @@ def time_of(tpot: str | None, per_second: float | None) -> float | None:
 
 def answer_of(options: Options, over: str, most_us: float) -> Largest:
     """The largest concurrency or context that holds a time. Raises UserError where none does."""
-    from k3sim.sim.curve import largest
+    from k3sim.sim.largest import largest
 
     if over not in ("concurrency", "context"):
         raise UserError(f"--over {over!r}; accepted: concurrency, context")
-    return largest(options, over, most_us)
+    with progress(f"looking for the largest {over}"):
+        return largest(options, over, most_us)
 
 
 def sentence_of(found: Largest) -> str:

@@ -34,7 +34,7 @@ def page_of(curve: Curve) -> str:
         f"<p>{escape(question.architecture.name)} · {escape(facts)}</p>",
         "<section><h2>Gain over stock</h2><div class='chart' id='gain'></div></section>",
         "<section><h2>Step</h2><div class='chart' id='step'></div></section>",
-        "<section><h2>Where a step changes by more than 5 % from one user to the next</h2>"
+        "<section><h2>Where a step jumps by more than 5 %, or falls, from one user to the next</h2>"
         f"<ul>{cliffs}</ul></section>",
         f"<section><h2>Every point</h2>{page_parts.filtered(table, 'points', 'points')}</section>",
     ]

@@ -71,7 +71,7 @@ def timeline(
         return
     found = None
     if most_us is not None:
-        from k3sim.sim.curve import with_value
+        from k3sim.sim.largest import with_value
 
         found = curves.answer_of(options, over, most_us)
         options = with_value(options, over, found.value)

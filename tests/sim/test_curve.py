@@ -12,7 +12,8 @@ from k3sim.commands.curve import sentence_of, time_of
 from k3sim.commands.curve_page import page_of, published_gains
 from k3sim.curve_report import Curve
 from k3sim.errors import UserError
-from k3sim.sim.curve import CLIFF, changed, cliffs, largest, point, tasks, with_value
+from k3sim.sim.curve import changed, cliffs, is_sudden, point, tasks
+from k3sim.sim.largest import largest, largest_that_fits, with_value
 from k3sim.sim.numbers import numbers_of
 from k3sim.sim.options import Options
 from k3sim.sim.predict import predict
@@ -53,7 +54,7 @@ def test_a_point_is_the_plain_timeline() -> None:
 def test_points_that_do_not_fit_are_kept() -> None:
     small = Options(memory=150.0)
     fits, too_many = (point(small, "stock", users, 8192) for users in (1, 512))
-    assert fits.fits and not too_many.fits
+    assert fits.fits and not too_many.fits and 1 < too_many.users_that_fit < 512
     assert too_many.step_us is not None and too_many.total_bytes > too_many.capacity_bytes
     refused = point(Options(path="stock", tp=16, attn_dp=2), "fused", 4, 8192)
     assert refused.step_us is None and "attention groups" in refused.refused
@@ -72,19 +73,26 @@ def test_sudden_changes_name_their_kernels() -> None:
     assert {3, 9} <= found.keys()
     assert any("moe.experts ends" in one for one in found[9].kernels)
     assert any("kda.in_proj: skinny_gemv.ring to cublas" in one for one in found[3].kernels)
-    assert all(abs(one.change) > CLIFF and (one.kernels or one.grown) for one in found.values())
+    assert all(is_sudden(one.before_us, one.after_us) and (one.kernels or one.grown) for one in found.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["stock", "fused", "megakernel"])
 def test_no_change_goes_unexplained(path: str) -> None:
-    """From 1 to 12 users every change of more than 5 % is where a kernel changes, or is in what reads more experts."""
+    """From 1 to 12 users every jump or fall is where a kernel changes, or is in what reads more experts."""
     listed = {one.concurrency for one in cliffs(Options(), path, range(1, 13), 8192)}
     steps = [predict(ask(with_value(Options(path=path), "concurrency", users))).step_us for users in range(1, 13)]
-    large = {users + 1 for users in range(1, 12) if abs(steps[users] / steps[users - 1] - 1) > CLIFF}
+    large = {users + 1 for users in range(1, 12) if is_sudden(steps[users - 1], steps[users])}
     assert listed == large
     for one in cliffs(Options(), path, sorted({n for users in large for n in (users - 1, users)}), 8192):
         assert one.kernels or "moe.experts" in one.grown[0] + one.grown[1]
+
+
+def test_a_fall_names_its_kernels() -> None:
+    """Small ones too: from 129 users on exchanges are the libraries', and stock is 1.6 % faster."""
+    (fall,) = (one for one in cliffs(Options(path="stock"), "stock", (128, 129), 8192) if one.change < 0)
+    assert -0.05 < fall.change < -0.005
+    assert "moe.tail_reduce ends" in fall.kernels and "moe.finalize begins" in fall.kernels
 
 
 def test_changes_of_a_signature_in_words() -> None:
@@ -106,6 +114,36 @@ def test_the_largest_holds_and_the_next_does_not() -> None:
     assert found.is_monotone and found.fits and found.fits > found.value
     said = sentence_of(found)
     assert said.startswith(f"up to {found.value} users keep 12.000 ms a token") and "memory holds" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("path", "most_us"), [("fused", 42_000), ("stock", 23_400)])
+def test_the_largest_lies_beyond_a_fall(path: str, most_us: float) -> None:
+    """Where a kernel changes (fused, 129 users), and where streams only hide each other better (stock, 33)."""
+    found = largest(Options(path=path), "concurrency", most_us)
+    around = range(found.value - 6, found.value + 12)
+    steps = {n: predict(ask(with_value(Options(path=path), "concurrency", n))).step_us for n in around}
+    assert found.value == max(users for users, step in steps.items() if step <= most_us)
+    assert any(step > most_us for users, step in steps.items() if users < found.value)
+    assert not found.is_monotone and "does not grow throughout" in sentence_of(found)
+
+
+def test_memory_holds_what_the_point_says() -> None:
+    """With the experts that the path pads from nine users on."""
+    for options in (Options(), Options(memory=150.0), Options(memory=112.0)):
+        most = largest_that_fits(options, "concurrency", 4096)
+        assert most
+        assert ask(with_value(options, "concurrency", most)).room().users >= most
+        room = ask(with_value(options, "concurrency", most + 1)).room()
+        assert room.resident.total > room.capacity
+    assert largest_that_fits(Options(memory=60.0), "concurrency", 4096) == 0
+    # Memory holds more rows than the project's own kernels take.
+    assert (largest_that_fits(Options(kernels="own"), "concurrency", 4096) or 0) > 16
+
+
+def test_a_path_without_kernels_is_refused() -> None:
+    with pytest.raises(UserError, match="plain residual"):
+        largest(Options(model="deepseek-r1", tp=8, path="megakernel"), "concurrency", 20_000)
 
 
 def test_the_largest_context_is_found_too() -> None:
