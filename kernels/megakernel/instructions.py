@@ -39,6 +39,12 @@ class Opcode(Enum):
     LATENT_REDUCE = 12  # columns of the latent: sum over ranks, part of its norm's sum
     TAIL_PUSH = 13  # norm of the latent, rows of its up-projection, the shared experts' parts, to every rank
     COLLECT = 14  # columns that other ranks have summed: new residual, sums for its norm
+    # Of MLA, without bodies too.
+    MLA_QUERY = 15  # norm of the query's latent, rows of its up-projection
+    MLA_ABSORB = 16  # rows of the key's up-projection, which moves the query into the latent
+    MLA_ATTEND = 17  # all heads over a page of the cache
+    MLA_MERGE = 18  # columns of the heads' latent outputs from those of all pages
+    MLA_LIFT = 19  # rows of the value's up-projection, times their gates
 
 
 COMPUTING, EXCHANGING = 0, 1

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from k3sim.errors import UserError
 from k3sim.kernels.megakernel.instructions import Instruction, InstructionList, Opcode
+from k3sim.kernels.megakernel.mla_reference import MLA_EXECUTE
 from k3sim.kernels.megakernel.moe_reference import MOE_EXECUTE
 from k3sim.kernels.megakernel.record import COUNTER_BYTES, counter_name, instruction, pack, pushed_depths
 from k3sim.kernels.megakernel.validator import check
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 WINDOW, NARROW_WINDOW, NARROW_ROWS = 8, 2, 8
 NUM_STAMPS = 6
-WITHOUT_BODY = frozenset(MOE_EXECUTE)  # instructions that the interpreter runs and the kernel does not
+WITHOUT_BODY = frozenset((*MLA_EXECUTE, *MOE_EXECUTE))  # instructions that the interpreter runs and the kernel does not
 CONTROL_WORDS = 8  # launches so far; a wait was given up: instruction, counter, signals missing
 
 

@@ -1,6 +1,7 @@
 """What the lists of all layers are put together from: buffers and their sizes, versions, waits for what was made.
 
-The constants are those of the kernel's ring and hand-overs; ``schedule`` and ``moe_schedule`` make instructions.
+The constants are those of the kernel's ring and hand-overs; ``schedule``, ``mla_schedule`` and ``moe_schedule`` make
+instructions.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ PRODUCT_WARPS = 7  # that take turns at the stages of a pushed product
 MAX_WINDOW = RING_STAGES - PRODUCT_WARPS  # stages under way, see ``kernel._await_stage``
 HEAD_DIM = 128
 OUTPUT_BYTES = 4  # of a product or a head: a bf16 value above the tag of its version, so that it is its own flag
+HALVES = 2  # words of an fp32 value
 LINE_BYTES = 128  # of a packet an SM: its 56 columns of the residual, then four fp32: x.x, x.probe, a.x, a.a
 PACKETS = 3  # in rotation
 

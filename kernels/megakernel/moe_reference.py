@@ -13,8 +13,8 @@ from k3sim.kernels.expert_gemv.mxfp4 import decode
 from k3sim.kernels.expert_gemv.reference import situ_glu
 from k3sim.kernels.latent_tail.reference import EPS
 from k3sim.kernels.megakernel.instructions import Instruction, Opcode
-from k3sim.kernels.megakernel.list_builder import OUTPUT_BYTES
-from k3sim.kernels.megakernel.moe_schedule import GATE_UP, HALVES, LATENT, ROUTE_WORDS
+from k3sim.kernels.megakernel.list_builder import HALVES, OUTPUT_BYTES
+from k3sim.kernels.megakernel.moe_schedule import GATE_UP, LATENT, ROUTE_WORDS
 from k3sim.kernels.megakernel.reference_words import (
     Memory,
     folded,

@@ -24,10 +24,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from k3sim.kernels.megakernel.instructions import Access, Instruction, Opcode
-from k3sim.kernels.megakernel.list_builder import PACKETS, ListBuilder, site_of
+from k3sim.kernels.megakernel.list_builder import HALVES, PACKETS, ListBuilder, site_of
 from k3sim.model.program import Call
 
-HALVES = 2  # words of an fp32 value
 ROUTE_WORDS = 1 + HALVES  # of a selected expert: id, weight
 GATE_UP, LATENT = "moe.experts_1", "moe.latent"  # outputs that are no call's own
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from k3sim.kernels.attn_res.reference import snapshot_part
 from k3sim.kernels.expert_gemv.reference import Experts
 from k3sim.kernels.megakernel.reference_words import Memory
+from k3sim.kernels.mla_decode.reference import PAGE_TOKENS, ROW
 from k3sim.model.architecture import Architecture
 from k3sim.model.layout import Layout
 from k3sim.model.matrices import expert_slice
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 Vector = tuple[tuple[int, ...], float, float, bool]  # shape, deviation, mean, fp32
 EXPERT_MATRICES = ("moe.expert_w13", "moe.expert_w2")
 SCALES = (119, 121)  # of random codes, whose root mean square is 2.93: weights of about 1 / sqrt(3584)
-WHOLE_SUMS = ("kda.o_proj", "dense.down", "moe.shared_down")  # row-parallel: the sum over ranks has the variance of one
+# Row-parallel: the sum over ranks has the variance of one.
+WHOLE_SUMS = ("kda.o_proj", "mla.o_proj", "dense.down", "moe.shared_down")
 
 
 def random_operands(
@@ -50,9 +52,14 @@ def random_operands(
             terms = weight.depth * (tp if call.stage in WHOLE_SUMS else 1)
             memory[weight.region] = normal((weight.num_outputs, weight.depth), terms**-0.5)
     dim, heads = architecture.kda.head_dim_v, architecture.kda.num_heads // tp
+    for call in program.calls:
+        if call.stage == "mla.attention":
+            num_pages = -(-call.shape["context"] // PAGE_TOKENS)
+            memory[f"{call.layer}/mla.cache"] = normal((num_pages, PAGE_TOKENS, ROW), 1.0)
     for layer in program.layers:
-        memory[f"{layer}/kda.state"] = normal((heads, dim, dim), 0.3, fp32=True)
-        memory[f"{layer}/kda.past"] = normal((3, 3 * heads * dim), 1.0)
+        if architecture.mixer(layer) == "kda":
+            memory[f"{layer}/kda.state"] = normal((heads, dim, dim), 0.3, fp32=True)
+            memory[f"{layer}/kda.past"] = normal((3, 3 * heads * dim), 1.0)
         if architecture.ffn(layer) == "moe":
             experts = _random_experts(architecture, tp, generator, device)
             memory |= {f"{layer}/moe.experts.{name}": one for name, one in vars(experts).items()}
@@ -102,12 +109,19 @@ def layer_vectors(architecture: Architecture, layer: int, heads: int) -> dict[st
         "moe.bias": ((architecture.moe.num_experts,), 0.05, 0.0, True),
         "moe.latent_norm": ((architecture.moe.latent_size,), 0.1, 1.0, False),
     }
-    return {
-        **site("attn_res.mixer"),
-        **site("attn_res.ffn"),
+    mla: dict[str, Vector] = {
+        "mla.query_norm": ((architecture.mla.q_lora_rank,), 0.1, 1.0, False),
+        "mla.kv_norm": ((architecture.mla.kv_lora_rank,), 0.1, 1.0, False),
+    }
+    kda: dict[str, Vector] = {
         "kda.conv": ((3 * heads * dim, architecture.kda.conv_width), 0.2, 0.25, True),
         "kda.dt_bias": ((heads * dim,), 0.5, -4.0, True),
         "kda.a_log": ((heads,), 0.1, 0.0, True),
         "kda.norm": ((dim,), 0.1, 1.0, True),
+    }
+    return {
+        **site("attn_res.mixer"),
+        **site("attn_res.ffn"),
+        **(kda if architecture.mixer(layer) == "kda" else mla),
         **(moe if architecture.ffn(layer) == "moe" else {}),
     }

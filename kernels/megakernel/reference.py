@@ -21,6 +21,7 @@ from k3sim.errors import UserError
 from k3sim.kernels.kda_decode.reference import kda_decode
 from k3sim.kernels.megakernel.instructions import NUM_STRANDS, Instruction, InstructionList, Opcode
 from k3sim.kernels.megakernel.list_builder import BUFFERS, COLUMNS, LINE_BYTES, OUTPUT_BYTES, PACKETS
+from k3sim.kernels.megakernel.mla_reference import MLA_EXECUTE
 from k3sim.kernels.megakernel.moe_reference import MOE_EXECUTE
 from k3sim.kernels.megakernel.reference_words import (
     EMPTY_WORD,
@@ -85,13 +86,12 @@ def fill(memory: Memory, program: InstructionList, *, hidden: int, ranks: int) -
 
 def _fold_gemv(one: Instruction, memory: Memory) -> None:
     x = folded(memory, f"{one.layer}/{one.site}", one.packet)
-    weight = memory[f"{one.layer}/{one.stage}"]
-    rows = slice(one.first, one.first + one.count)
-    if one.opcode is Opcode.FOLD_GEMV:
-        put_outputs(one, memory, rows, weight[rows].float() @ x)
-        return
-    gate, up = (part[rows].float() @ x for part in weight.chunk(2))
-    put_outputs(one, memory, rows, situ_glu(gate, up))
+    parts = []
+    for stream in one.streams:  # of a product two matrices may follow each other, of a pair gate and up lie apart
+        first, last = (edge // (2 * one.depth) for edge in (stream.region.first, stream.region.last))
+        parts.append(memory[stream.region.buffer][first:last].float() @ x)
+    values = situ_glu(*parts) if one.opcode is Opcode.FOLD_GEMV_SITU else torch.cat(parts)
+    put_outputs(one, memory, slice(one.first, one.first + one.count), values)
 
 
 def _kda_head(one: Instruction, memory: Memory) -> None:
@@ -154,7 +154,7 @@ def _advance(one: Instruction, memory: Memory) -> None:
     """Counts of launches are the kernel's own."""
 
 
-INPUTS = {"kda.o_proj": "kda.decode", "dense.down": "dense.gate_up"}
+INPUTS = {"kda.o_proj": "kda.decode", "mla.o_proj": "mla.lift_gate", "dense.down": "dense.gate_up"}
 EXECUTE: Mapping[Opcode, Callable[[Instruction, Memory], None]] = {
     Opcode.FOLD_GEMV: _fold_gemv,
     Opcode.FOLD_GEMV_SITU: _fold_gemv,
@@ -163,5 +163,6 @@ EXECUTE: Mapping[Opcode, Callable[[Instruction, Memory], None]] = {
     Opcode.REDUCE: _reduce,
     Opcode.FINISH: _finish,
     Opcode.ADVANCE: _advance,
+    **MLA_EXECUTE,
     **MOE_EXECUTE,
 }

@@ -1,8 +1,8 @@
 """The instruction list of a megakernel, made from the program that the simulator reads.
 
-Covered: layers of a KDA mixer and a dense FFN or latent experts (``moe_schedule``) at one row, as the fused path of the
-project's own kernels has them (``model/paths/own.py``), without the kernels of the head and the snapshots' parts. What
-a call of the program becomes:
+Covered: layers of a KDA mixer or MLA (``mla_schedule``) and a dense FFN or latent experts (``moe_schedule``) at one
+row, as the fused path of the project's own kernels has them (``model/paths/own.py``), without the kernels of the head
+and the snapshots' parts, and without prefetches into L2. What a call of the program becomes:
 
 ==========================================  ======================================================================
 ``skinny_gemv.tiled``, ``tiled_situ``       rows dealt to all SMs; each SM folds and normalises the residual itself,
@@ -40,13 +40,14 @@ from k3sim.kernels.megakernel.list_builder import (
     pushed_rows_per_stage,
     site_of,
 )
+from k3sim.kernels.megakernel.mla_schedule import MLA_CALLS
 from k3sim.kernels.megakernel.moe_schedule import MOE_CALLS
 from k3sim.model.architecture import Architecture
 from k3sim.model.program import Call, Program
 
 PRODUCTS = {"skinny_gemv.tiled": Opcode.FOLD_GEMV, "skinny_gemv.tiled_situ": Opcode.FOLD_GEMV_SITU}
 CONSUMERS = ("proj_allreduce.consume", "proj_allreduce.consume_gathered")
-LEFT_OUT = ("unfused.embedding", "attn_res.snapshot_part")
+LEFT_OUT = ("unfused.embedding", "attn_res.snapshot_part", "l2_prefetch.bulk")
 
 
 class _Builder(ListBuilder):
@@ -245,12 +246,14 @@ def schedule(program: Program, architecture: Architecture, *, num_sms: int) -> I
             builder.heads(call)
         elif call.operator == "proj_allreduce.produce_whole":
             builder.push(call)
+        elif call.operator in MLA_CALLS:
+            MLA_CALLS[call.operator](builder, call)
         elif call.stage in MOE_CALLS and call.operator == MOE_CALLS[call.stage][0]:
             MOE_CALLS[call.stage][1](builder, call)
         else:
             raise UserError(
                 f"megakernel: layer {call.layer} runs {call.operator} ({call.stage}), which has no instruction; "
-                "accepted are layers of a KDA mixer and a dense FFN or latent experts at one row"
+                "accepted is one row on the fused path of the project's own kernels"
             )
     builder.finish()
     return InstructionList(

@@ -1,4 +1,4 @@
-"""Layers of a KDA mixer and a dense FFN or latent experts written out.
+"""Layers of a KDA mixer or MLA and a dense FFN or latent experts written out.
 
 With the references of the operators: no list, no instructions.
 """
@@ -14,20 +14,25 @@ from k3sim.kernels.attn_res.reference import attn_res
 from k3sim.kernels.expert_gemv.reference import Experts, expert_gemv
 from k3sim.kernels.kda_decode.reference import kda_decode
 from k3sim.kernels.latent_tail.reference import latent_tail
+from k3sim.kernels.mla_decode.reference import LATENT, ROW, lift_gate, mla_decode
+from k3sim.kernels.mla_prep.reference import mla_prep
 from k3sim.kernels.router_topk.reference import router_topk
 from k3sim.kernels.skinny_gemv.reference import situ_glu
 
 
-def run_layers(memory: dict[str, torch.Tensor], num_layers: int, ranks: int) -> None:
+def run_layers(memory: dict[str, torch.Tensor], num_layers: int, ranks: int, context: int = 0) -> None:
     """One step over ``memory``, by the names of ``schedule``: residual and states change in place.
 
-    Every rank sends what this one computes, as on a loopback fabric.
+    ``context``: tokens of MLA, the newest included. Every rank sends what this one computes, as on a loopback fabric.
     """
     embedding = memory["residual"].clone()
     residual = embedding.clone()
     for layer in range(num_layers):
         x = _mixed(memory, f"{layer}/attn_res.mixer", embedding[None][: 1 if layer else 0], residual)
-        mixed = _exchanged(memory[f"{layer}/kda.o_proj"], _kda(memory, layer, x), ranks)
+        if f"{layer}/kda.state" in memory:
+            mixed = _exchanged(memory[f"{layer}/kda.o_proj"], _kda(memory, layer, x), ranks)
+        else:
+            mixed = _exchanged(memory[f"{layer}/mla.o_proj"], _mla(memory, layer, x, context), ranks)
         residual = (mixed + (residual.float() if layer else 0)).bfloat16()
         x = _mixed(memory, f"{layer}/attn_res.ffn", embedding[None], residual)
         if f"{layer}/moe.bias" in memory:
@@ -59,6 +64,31 @@ def _kda(memory: Mapping[str, torch.Tensor], layer: int, x: torch.Tensor) -> tor
     state.copy_(states[1])
     past.copy_(samples[1])
     return out[0].bfloat16()
+
+
+def _mla(memory: Mapping[str, torch.Tensor], layer: int, x: torch.Tensor, context: int) -> torch.Tensor:
+    matrices = (memory[f"{layer}/mla.{name}"] for name in ("qkv_a", "gate"))
+    return attended(memory, layer, torch.cat([(one.float() @ x).bfloat16() for one in matrices]), context)
+
+
+def attended(
+    memory: Mapping[str, torch.Tensor], layer: int, latents_gate: torch.Tensor, context: int
+) -> torch.Tensor:
+    """MLA's input of the output projection; the newest token's row is written into the cache first."""
+
+    def of(name: str) -> torch.Tensor:
+        return memory[f"{layer}/mla.{name}"]
+
+    latents, gate = latents_gate.split((len(of("qkv_a")), len(of("gate"))))
+    key_up_HNV = of("w_uk").unflatten(0, (-1, LATENT)).transpose(1, 2)
+    vectors = (of("query_norm"), of("kv_norm"))
+    prepared = mla_prep(latents[None], *vectors, of("q_b"), key_up_HNV, carry=torch.bfloat16)
+    cache = of("cache")
+    cache.view(-1, ROW)[context - 1] = prepared.row_BD[0].to(cache.dtype)
+    pages = torch.arange(len(cache), dtype=torch.int32)[None]
+    attended = mla_decode(prepared.query_BHD.bfloat16(), cache, pages, torch.tensor([context]))
+    value_up = of("w_uv").unflatten(0, (key_up_HNV.shape[0], -1))
+    return lift_gate(attended.output_BHV, value_up, gate[None])[0].bfloat16()
 
 
 def _activated(gate_up: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

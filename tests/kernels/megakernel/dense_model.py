@@ -1,4 +1,4 @@
-"""K3 with KDA mixers and dense FFNs alone: what the megakernel has instructions for."""
+"""K3 with KDA mixers and dense FFNs alone: what the megakernel runs on a GPU."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from k3sim.model.paths import find_path
 from k3sim.model.program import Program, build_program
 
 RANKS = 2
+MLA_CONTEXT = 150
 
 
 def dense_architecture(num_layers: int, **changes: Any) -> Architecture:
@@ -28,5 +29,6 @@ def dense_architecture(num_layers: int, **changes: Any) -> Architecture:
     )
 
 
-def program_of(architecture: Architecture, tp: int) -> Program:
-    return build_program(architecture, Layout(tp=tp), Workload(), find_path("fused", kernel_set="own"))
+def program_of(architecture: Architecture, tp: int, *, context: int = 8192, rows: int = 1) -> Program:
+    workload = Workload(concurrency=rows, context=context)
+    return build_program(architecture, Layout(tp=tp), workload, find_path("fused", kernel_set="own"))

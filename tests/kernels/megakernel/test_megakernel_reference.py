@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from dense_model import RANKS, program_of
+from dense_model import MLA_CONTEXT, RANKS, program_of
 
 from k3sim.errors import UserError
 from k3sim.kernels.megakernel.instructions import InstructionList, Opcode
@@ -14,7 +14,7 @@ from k3sim.model.architecture import Architecture
 torch = pytest.importorskip("torch")
 
 from k3sim.kernels.megakernel import launch, operands, reference  # noqa: E402
-from k3sim.kernels.megakernel.whole_layers import run_layers  # noqa: E402
+from k3sim.kernels.megakernel.whole_layers import attended, run_layers  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +52,27 @@ def test_latent_experts_are_those_written_out(small_moe: Architecture, small_moe
         reference.run(small_moe_list, ends[-1], seed=seed)
         torch.testing.assert_close(ends[-1]["residual"].float(), expected["residual"].float(), rtol=0.02, atol=0.05)
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in memory)
+
+
+def test_attention_is_that_written_out(small_mla: Architecture, small_mla_list: InstructionList) -> None:
+    program = program_of(small_mla, RANKS, context=MLA_CONTEXT)
+    memory = operands.random_operands(program, small_mla, tp=RANKS, device="cpu")
+    reference.fill(memory, small_mla_list, hidden=small_mla.hidden_size, ranks=RANKS)
+    expected, found = copied(memory), copied(memory)
+    run_layers(expected, small_mla.num_layers, RANKS, MLA_CONTEXT)
+    reference.run(small_mla_list, found, seed=1)
+    torch.testing.assert_close(found["residual"].float(), expected["residual"].float(), rtol=0.02, atol=0.05)
+    for layer in small_mla.mla_layers:
+        cache, before = found[f"{layer}/mla.cache"].view(-1, 576), memory[f"{layer}/mla.cache"].view(-1, 576)
+        changed_rows = (cache != before).any(1).nonzero().flatten().tolist()
+        assert changed_rows == [MLA_CONTEXT - 1]
+        torch.testing.assert_close(cache, expected[f"{layer}/mla.cache"].view(-1, 576), rtol=0.02, atol=0.02)
+    # The last layer's attention by itself, from the latents that the list has left.
+    last = small_mla.mla_layers[-1]
+    latents = (found["mla.qkv_a_gate out"] & ~0xFFFF).view(torch.float32).bfloat16()
+    out = attended(found, last, latents, MLA_CONTEXT).float()
+    words = (found["mla.lift_gate out"] & ~0xFFFF).view(torch.float32)
+    assert float((words - out).norm() / out.norm()) < 0.01
 
 
 def test_instructions_without_body_are_not_launched(small_moe_list: InstructionList) -> None:
