@@ -131,7 +131,9 @@ def largest_that_fits(options: Options, over: str, limit: int) -> int | None:
     first = ask(with_value(options, over, 1))
 
     def question(value: int) -> Question:  # not asked: memory does not mind how many rows kernels are built for
-        return replace(first, workload=replace(first.workload, **{over: value}))
+        workload = first.workload
+        changed = replace(workload, concurrency=value) if over == "concurrency" else replace(workload, context=value)
+        return replace(first, workload=changed)
 
     def fits(value: int) -> bool:
         room = question(value).room()
