@@ -129,7 +129,7 @@ def _latent_up(builder: ListBuilder, call: Call) -> None:
     total = builder.makes(call, LATENT, latent + HALVES * len(dealt), len(dealt))
     for part, (sm, first, last) in enumerate(dealt):
         read = [builder.words("moe.experts", rank * latent + first, last - first) for rank in range(ranks)]
-        written = (builder.words(LATENT, first, last - first), builder.words(LATENT, latent + HALVES * part, HALVES))
+        written = [builder.words(LATENT, first, last - first), builder.words(LATENT, latent + HALVES * part, HALVES)]
         builder.add(
             Instruction(
                 opcode=Opcode.LATENT_REDUCE, stage=LATENT, layer=call.layer, sm=sm, first=first, count=last - first,

@@ -73,7 +73,8 @@ class _Builder(ListBuilder):
             # Of every rank the same columns; gathered ones are summed already, and behind them is nothing to empty.
             ranks = range(0 if gathered else self.program.num_ranks)
             slots = [(r * slot_bytes + 2 * first, 2 * COLUMNS) for r in ranks]
-            sent, arrived = (), Wait(counter=f"{exchange} arrived {sm}", target=1)
+            sent: tuple[Access, ...] = ()
+            arrived = Wait(counter=f"{exchange} arrived {sm}", target=1)
             if gathered:
                 made = self.made[gathered]
                 sent, arrived = (Access(region=self.words(gathered, first, COLUMNS), version=made.version),), made.wait
