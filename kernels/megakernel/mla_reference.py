@@ -13,7 +13,8 @@ from k3sim.kernels.megakernel.instructions import Instruction, Opcode
 from k3sim.kernels.megakernel.list_builder import HALVES
 from k3sim.kernels.megakernel.mla_schedule import ABSORBED, LATENTS, MERGED, PART_WORDS, QUERY
 from k3sim.kernels.megakernel.reference_words import Memory, outputs, put_outputs, put_wholes, wholes
-from k3sim.kernels.mla_decode.reference import LATENT, lse_merge, mla_decode
+from k3sim.kernels.mla_decode.cache import LATENT
+from k3sim.kernels.mla_decode.reference import lse_merge, mla_decode
 from k3sim.kernels.mla_prep.reference import EXTRA, NOPE, QUERY_LATENT, rms_norm
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 
 from k3sim.kernels.megakernel.instructions import Access, Instruction, Opcode, Stream
 from k3sim.kernels.megakernel.list_builder import HALVES, STAGE_BYTES, ListBuilder
-from k3sim.kernels.mla_decode.reference import LATENT, PAGE_TOKENS, ROW
+from k3sim.kernels.mla_decode.cache import LATENT, PAGE_TOKENS, ROW
 from k3sim.model.program import Call
 
 ROW_BYTES = 2 * ROW

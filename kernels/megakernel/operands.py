@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from k3sim.kernels.attn_res.reference import snapshot_part
 from k3sim.kernels.expert_gemv.reference import Experts
 from k3sim.kernels.megakernel.reference_words import Memory
-from k3sim.kernels.mla_decode.reference import PAGE_TOKENS, ROW
+from k3sim.kernels.mla_decode.cache import PAGE_TOKENS, ROW
 from k3sim.model.architecture import Architecture
 from k3sim.model.layout import Layout
 from k3sim.model.matrices import expert_slice

@@ -14,7 +14,8 @@ from k3sim.kernels.attn_res.reference import attn_res
 from k3sim.kernels.expert_gemv.reference import Experts, expert_gemv
 from k3sim.kernels.kda_decode.reference import kda_decode
 from k3sim.kernels.latent_tail.reference import latent_tail
-from k3sim.kernels.mla_decode.reference import LATENT, ROW, lift_gate, mla_decode
+from k3sim.kernels.mla_decode.cache import LATENT, ROW
+from k3sim.kernels.mla_decode.reference import lift_gate, mla_decode
 from k3sim.kernels.mla_prep.reference import mla_prep
 from k3sim.kernels.router_topk.reference import router_topk
 from k3sim.kernels.skinny_gemv.reference import situ_glu

@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-PAGE_TOKENS = 64
-LATENT = 512
-ROW = 576
+from k3sim.kernels.mla_decode.cache import LATENT, PAGE_TOKENS
+
 SOFTMAX_SCALE = 192**-0.5
 
 
