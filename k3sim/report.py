@@ -131,6 +131,11 @@ class Report:
         absent = [f"path {name} is not predicted: {why}" for name, why in self.refused.items()]
         return [*self.question.warnings, *absent]
 
+    @property
+    def _not_modelled(self) -> list[str]:
+        speculates = self.question.architecture.draft is not None
+        return [one for one in NOT_MODELLED if not (speculates and one.startswith("speculative"))]
+
     def _summary(self, prediction: Prediction | None) -> dict[str, Any] | None:
         return None if prediction is None else {**summary(prediction), **self._interval(prediction)}
 
@@ -196,7 +201,7 @@ class Report:
             "stages": stage_rows(main.full),
             "command": self.command,
             "machine_values": describe(question.machine),
-            "not_modelled": list(NOT_MODELLED),
+            "not_modelled": self._not_modelled,
             "warnings": self.warnings,
             "files": dict(files or {}),
         }
@@ -270,7 +275,7 @@ class Report:
             "command": self.command,
             "versions": {"k3sim": VERSION},
             "machine_values": described_shares(self.main),
-            "not_modelled": [*self.warnings, *NOT_MODELLED],
+            "not_modelled": [*self.warnings, *self._not_modelled],
         }
 
 

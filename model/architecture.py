@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from k3sim.model.draft import Draft
 from k3sim.model.weight_formats import BF16, MXFP4, WeightFormat
 
 Mixer = Literal["kda", "mla", "gqa"]
@@ -182,6 +183,7 @@ class Architecture:
     state_bytes_per_value: int = 4  # of KDA's recurrent state
     unused_bytes: int = 0  # that a checkpoint holds and nothing reads
     num_mtp_layers: int = 0  # that predict further tokens: in memory, and no work without speculation
+    draft: Draft | None = None  # that proposes tokens for it to verify
     notes: tuple[str, ...] = ()  # what was assumed or left out when the config was read; stands in every output
 
     def weight_format(self, part: str) -> WeightFormat:

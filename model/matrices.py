@@ -90,6 +90,11 @@ def rank_matrices(arch: Architecture, layout: Layout) -> dict[str, Matrix]:
         _matrix(arch, "lm_head", arch.vocab_size // tp, hidden),
         _matrix(arch, "embedding", arch.vocab_size // tp, hidden),
     ]
+    if arch.draft is not None:
+        sizes = arch.draft.matrix_sizes(hidden, arch.vocab_size, tp)
+        matrices += [
+            _matrix(arch, name, outputs, depth, replicated=whole) for name, (outputs, depth, whole) in sizes.items()
+        ]
     return {matrix.name: matrix for matrix in matrices if matrix.num_outputs and matrix.depth}
 
 

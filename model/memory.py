@@ -166,12 +166,13 @@ def _stages(
     cached_tokens = -(-context // layout.dcp)
     state_bytes = shapes.kda_state_bytes + shapes.kda_conv_state_bytes
     kda_layers = frozenset(arch.kda_layers)
+    positions = arch.draft.rows_per_user if arch.draft else 1  # each of which has a state, and rows in flight
     return [
         ResidentMemory(
             weights=_weight_bytes(arch, layout, matrices, shapes, layers),
             kv_cache=num_requests * cached_tokens * _token_bytes(arch, layout, layers, kv_dtype),
-            kda_state=num_requests * len(kda_layers.intersection(layers)) * state_bytes,
-            activations_and_workspace=num_requests * _row_bytes(arch, layout) + RUNTIME_RESERVE_BYTES,
+            kda_state=num_requests * len(kda_layers.intersection(layers)) * state_bytes * positions,
+            activations_and_workspace=num_requests * positions * _row_bytes(arch, layout) + RUNTIME_RESERVE_BYTES,
         )
         for layers in stage_layers(arch.num_layers, layout.pp)
     ]
@@ -180,6 +181,7 @@ def _stages(
 def _token_bytes(arch: Architecture, layout: Layout, layers: range, kv_dtype: KvDtype) -> int:
     """Bytes of one cached token in all of a stage's layers."""
     mla, gqa = (sum(1 for layer in layers if layer in kind) for kind in (arch.mla_layers, arch.gqa_layers))
+    mla += arch.draft.num_layers if arch.draft else 0  # whose cache has rows of the same width
     return mla * kv_bytes_per_token(arch, kv_dtype) + gqa * gqa_bytes_per_token(arch, layout, kv_dtype)
 
 
@@ -213,7 +215,20 @@ def _weight_bytes(
         + (len(layers) - num_dense) * moe_layer
         + residual
         + (sizes("embedding") if layers.start == 0 else 0)
+        + _draft_bytes(arch, matrices)
         + (sizes("lm_head") if layers.stop == arch.num_layers else 0)
+    )
+
+
+def _draft_bytes(arch: Architecture, matrices: dict[str, Matrix]) -> int:
+    """Weights of the draft on a rank; embedding and LM head are the target's."""
+    if arch.draft is None:
+        return 0
+    each = {"draft_layer": arch.draft.num_layers}
+    return sum(
+        one.num_bytes * each.get(name.partition(".")[0], 1)
+        for name, one in matrices.items()
+        if name.startswith("draft")
     )
 
 

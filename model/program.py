@@ -6,15 +6,16 @@ Every rank runs the same program, so one list serves all of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from k3sim.errors import UserError
 from k3sim.model.architecture import Architecture
 from k3sim.model.collectives import FORMS, Collectives
+from k3sim.model.draft import DRAFT_CONTEXT, DRAFT_HEAD, DRAFT_LAYER, DRAFT_POSITION
 from k3sim.model.layout import Layout, Workload, stage_layers
 from k3sim.model.matrices import Matrix, expert_slice, gqa_bytes_per_token, rank_matrices, rank_shapes, shared_slice
+from k3sim.model.rank_load import RankLoad, rank_load
 from k3sim.model.routing import UNIFORM, Routing
 from k3sim.model.step import FEATURES, HEAD, PLAIN, STAGE_END, START, Path, Row, check_path, of_plain_residual
 
@@ -81,7 +82,9 @@ def dimensions(
     computes, ``moe_rows`` those of which it knows the chosen experts, and ``expert_rows`` as many as have all their
     ``top_k`` experts on it: the tokens of its experts.
     """
-    rows = layout.rows(workload.concurrency)
+    draft, users = architecture.draft, layout.rows(workload.concurrency)
+    positions = draft.rows_per_user if draft else 1
+    rows = users * positions
     front_rows = -(-rows // layout.attention_tp) if layout.dispatch else rows
     shapes = rank_shapes(architecture, layout)
     moe = architecture.moe
@@ -93,6 +96,8 @@ def dimensions(
     return {
         **{f"depth of {name}": matrix.depth for name, matrix in rank_matrices(architecture, layout).items()},
         "rows": rows,
+        "users": users,
+        "positions": positions,
         "hidden": architecture.hidden_size,
         "latent": moe.latent_size,
         "vocab": architecture.vocab_size,
@@ -132,6 +137,9 @@ def dimensions(
         "index_top_k": mla.index_top_k,
         "index_row_bytes": mla.index_dim + 4 if mla.index_heads else 0,  # fp8 and a scale in fp32
         "dcp": layout.dcp,
+        "mla_query_heads": shapes.mla_heads * layout.dcp * positions,  # of a user's rows, which share its cache
+        **(draft.dimensions(tp, users) if draft else {}),
+        "draft_form": FORMS.index(collectives.form(2 * max(1, rows - users) * architecture.hidden_size, tp)),
         **_expert_dimensions(architecture, layout, load),
     }
 
@@ -160,32 +168,6 @@ def _expert_dimensions(architecture: Architecture, layout: Layout, load: RankLoa
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankLoad:
-    """What the experts of a rank have to do: different ones that are read, and rows (see ``dimensions``)."""
-
-    experts: float
-    rows: int
-
-
-def rank_load(architecture: Architecture, layout: Layout, rows: int, routing: Routing) -> RankLoad:
-    """The busiest rank's load of ``rows`` tokens of a replica."""
-    moe, ep = architecture.moe, layout.ep
-    if not moe.num_experts:
-        return RankLoad(experts=0.0, rows=rows)
-    distinct = routing.distinct_experts(moe.num_experts, moe.top_k, rows)
-    if ep == 1:
-        return RankLoad(experts=distinct, rows=rows)
-    imbalance = layout.expert_imbalance
-    if imbalance is None:
-        busiest = routing.busiest_rank_experts(moe.num_experts, moe.top_k, rows, ep)
-        tokens = routing.busiest_rank_tokens(moe.num_experts, moe.top_k, rows, ep)
-    else:
-        busiest = min(moe.num_experts / ep, max(1.0, distinct / ep * imbalance))
-        tokens = min(float(rows * min(moe.top_k, moe.num_experts // ep)), rows * moe.top_k / ep * imbalance)
-    return RankLoad(experts=busiest, rows=max(1, math.ceil(tokens / moe.top_k)))
-
-
 def stage_ends(architecture: Architecture, layout: Layout) -> frozenset[int]:
     """The last layer of each pipeline stage but the last."""
     return frozenset(layers[-1] for layers in stage_layers(architecture.num_layers, layout.pp)[:-1])
@@ -207,6 +189,7 @@ def features_of(architecture: Architecture, path: Path, *, block_scaled: bool) -
         "gate in full": not kda.gate_rank,
         "expert groups": moe.num_groups > 1,
         "kda": bool(architecture.kda_layers),
+        "drafts": architecture.draft is not None,
         "block-scaled": block_scaled,
         "vllm": path.engine == "vllm",
     }
@@ -227,7 +210,7 @@ def build_program(
 
     ``collectives``: what a library finds on the machine and chooses the form of an all-reduce by.
     """
-    check_path(path, layout)
+    check_path(path, layout, verifies=architecture.draft is not None)
     kept = tuple(range(architecture.num_layers)) if only_layers is None else tuple(only_layers)
     dims = dimensions(architecture, layout, workload, routing, collectives)
     features = features_of(architecture, path, block_scaled=collectives.block_scaled)
@@ -243,7 +226,22 @@ def build_program(
             binder.add_table(STAGE_END, layer, kind, architecture.attn_res_sources(layer + 1, "mixer"), next_layer)
     last = architecture.num_layers
     binder.add_table(HEAD, last, HEAD, architecture.attn_res_sources(last, "mixer"), None)
+    _add_draft(binder, architecture, last)
     return Program(path=path, num_ranks=layout.tp, layers=kept, calls=tuple(binder.calls))
+
+
+def _add_draft(binder: _Binder, architecture: Architecture, last: int) -> None:
+    """The draft's calls behind the head, as layers of their own after the model's."""
+    draft = architecture.draft
+    if draft is None:
+        return
+    binder.add_table(DRAFT_CONTEXT, last, "draft", 1, None)
+    for layer in range(last + 1, last + 1 + draft.num_layers):
+        binder.add_table(DRAFT_LAYER, layer, "draft", 1, None)
+    end = last + 1 + draft.num_layers
+    binder.add_table(DRAFT_HEAD, end, "draft", 1, None)
+    for number in range(1, draft.num_drafts + 1):
+        binder.add_table(f"{DRAFT_POSITION} {number}", end, "draft", 1, None)
 
 
 def rows_of(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from k3sim.errors import UserError
+from k3sim.model.draft import DRAFT_LAYER
 from k3sim.model.switches import named, parts_of, switch_of, switches_at
 
 if TYPE_CHECKING:
@@ -37,13 +38,14 @@ FEATURES = (
     ("gate in full", "gate of low rank"),
     ("expert groups", "no expert groups"),
     ("kda", "no kda"),
+    ("drafts", "no drafts"),  # to verify
     ("block-scaled", "no block-scaled"),  # tensor cores that take scales, from Blackwell on
     ("vllm", "sglang"),
 )
 K3_FEATURES = frozenset(
     {
         "attention residual", "latent", "shared experts", "mla gate", "query latent", "no rope", "no head norms",
-        "no indexer", "convolution", "gate in full", "no expert groups", "kda", "block-scaled", "vllm",
+        "no indexer", "convolution", "gate in full", "no expert groups", "kda", "no drafts", "block-scaled", "vllm",
     }
 )  # fmt: skip
 
@@ -211,8 +213,16 @@ def of_plain_residual(path: Path) -> Path:
     return replace(path, switches=frozenset(named(parts & PLAIN_PARTS)))
 
 
-def check_path(path: Path, layout: Layout) -> None:
-    """UserError for a layout that only the stock path's kernels have: others sum in ways that it has no place for."""
+def check_path(path: Path, layout: Layout, *, verifies: bool = False) -> None:
+    """UserError for a layout that only the stock path's kernels have: others sum in ways that it has no place for.
+
+    ``verifies``: the step verifies drafts, and makes the next ones.
+    """
+    if verifies and DRAFT_LAYER not in path.tables:
+        raise UserError(
+            f"path {path.name} with {path.kernel_set} kernels has none that verify drafts; accepted: --path stock or "
+            "fused with --kernels public"
+        )
     found = [
         word
         for word, has in (

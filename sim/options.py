@@ -80,6 +80,11 @@ class Options:
     ignored_fields: tuple[str, ...] = _option(
         (), tuple, "Go on without a field of the config that is not known (repeatable).", word="ignore-field"
     )
+    speculation: str = _option("", str, "Draft model that proposes tokens: dspark.")
+    draft_length: str = _option("", str, "Tokens drafted a step: 0 to 15, or best; by default 7.")
+    acceptance: str = _option(
+        "", str, "Tokens a step (3.8), share accepted by position (0.9,0.7), geometric:P, or coding, mt-bench, qa."
+    )
     memory: float | None = _option(None, float, "Memory of one GPU in GB; by default the machine profile's.")
     ignore_memory: bool = _option(False, bool, "Go on, with a warning, where memory does not suffice.")
 

@@ -60,9 +60,15 @@ class Prediction:
         return self.step_ps / PS_PER_US
 
     @property
+    def tokens_per_step(self) -> float:
+        """Of one user: accepted drafts and the target's own; one without speculation, or where nothing is accepted."""
+        draft, acceptance = self.question.architecture.draft, self.question.acceptance
+        return acceptance.tokens_per_step(draft.num_drafts) if draft and acceptance else 1.0
+
+    @property
     def tokens_per_second_per_user(self) -> float:
-        """One token a step and user: no speculation."""
-        return 1e6 / self.step_us
+        """One token a step and user, or with speculation as many as are accepted."""
+        return self.tokens_per_step * 1e6 / self.step_us
 
     @property
     def tokens_per_second(self) -> float:

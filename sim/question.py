@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from k3sim.model.collectives import Form
     from k3sim.model.layout import Layout, Workload
     from k3sim.model.memory import Room
+    from k3sim.model.speculation import Acceptance
     from k3sim.model.step import Path
     from k3sim.sim.machine import Machine
 
@@ -40,6 +41,7 @@ class Question:
     folded: bool = True
     memory_warning: str = ""  # what does not fit, where that is ignored
     memory_bytes: int | None = None  # of one GPU, where it was stated; None: the machine's
+    acceptance: Acceptance | None = None  # of drafts; None: no speculation, or steps alone are asked for
     footprint_draw: int = 0  # which of the footprints that are not published; 0: the middle of each
 
     def expected(self) -> Question:
@@ -114,7 +116,8 @@ def ask(options: Options) -> Question:
     )  # fmt: skip
     layout = _layout(options)
     check_layout(architecture, layout)
-    check_path(path, layout)
+    architecture, acceptance = _with_draft(options, architecture, layout)
+    check_path(path, layout, verifies=architecture.draft is not None)
     if options.kv_dtype not in KV_DTYPE_BYTES:
         raise UserError(f"unknown KV cache type {options.kv_dtype!r}; accepted: {', '.join(KV_DTYPE_BYTES)}")
     workload = Workload(concurrency=options.concurrency, context=options.context, kv_dtype=options.kv_dtype)  # type: ignore[arg-type]
@@ -142,9 +145,29 @@ def ask(options: Options) -> Question:
         pad_experts=options.pad_experts,
         all_reduce=all_reduce,
         memory_warning=memory_warning,
+        acceptance=acceptance,
         memory_bytes=None if options.memory is None else round(options.memory * 1e9),
         folded=skew is not Skew.SAMPLED,
     )
+
+
+def _with_draft(
+    options: Options, architecture: Architecture, layout: Layout
+) -> tuple[Architecture, Acceptance | None]:
+    """The model with its draft, and what is accepted of it. Raises UserError for options that do not go together."""
+    from k3sim.model.speculation import find_draft, read_acceptance
+
+    if not options.speculation:
+        if options.draft_length or options.acceptance:
+            raise UserError("--draft-length and --acceptance are of speculation; give --speculation dspark too")
+        return architecture, None
+    draft = find_draft(options.speculation, architecture, layout, options.draft_length)
+    acceptance = read_acceptance(options.acceptance) if options.acceptance else None
+    if acceptance is not None:
+        acceptance.tokens_per_step(draft.num_drafts if draft else 0)
+    if draft is None:
+        return architecture, None
+    return replace(architecture, draft=draft), acceptance
 
 
 def _layout(options: Options) -> Layout:

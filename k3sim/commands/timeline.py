@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from k3sim.commands import curve as curves
-from k3sim.commands import output, terminal
+from k3sim.commands import output, speculation, terminal
 from k3sim.commands.options import Jobs, Json, Out, takes_options, writable_folder
 from k3sim.commands.progress import progress
 from k3sim.errors import UserError
@@ -61,6 +61,8 @@ def timeline(
     elif draws is not None:
         raise UserError("--draws: only with --intervals")
     most_us = curves.time_of(for_tpot, for_tokens_per_second)
+    if options.acceptance and (most_us is not None or any(len(one) > 1 for one in lists.values())):
+        raise UserError("--acceptance is for one number of users and context; curves and --for-tpot are of steps alone")
     if any(len(one) > 1 for one in lists.values()):
         if most_us is not None:
             raise UserError("--for-tpot looks for one number; give it without a list of users or contexts")
@@ -75,6 +77,7 @@ def timeline(
 
         found = curves.answer_of(options, over, most_us)
         options = with_value(options, over, found.value)
+    options = speculation.with_best_length(options)
     question = ask(options)
     folder = writable_folder(out)
     output.warn(question.warnings)
@@ -88,7 +91,9 @@ def timeline(
         told.doing("writing the files")
         files = report.write(folder)
     if json_output:
-        output.print_json(curves.with_answer(report.to_dict(files), found))
+        drafted = speculation.to_dict(speculation.gains(report))
+        document = report.to_dict(files)
+        output.print_json(curves.with_answer({**document, "speculation": drafted} if drafted else document, found))
         return
     if found is not None:
         terminal.console().print(curves.sentence_of(found))
@@ -130,6 +135,7 @@ def print_report(report: Report, files: Mapping[str, str]) -> None:
         )
     terminal.print_table(headline)
     console.print()
+    _print_speculation(report)
     terminal.print_table(_waits_table(report.labelled))
     console.print()
     for name, why in report.refused.items():
@@ -148,6 +154,27 @@ def print_report(report: Report, files: Mapping[str, str]) -> None:
         before = prediction
     terminal.print_table(switches)
     output.print_files(files)
+
+
+def _print_speculation(report: Report) -> None:
+    """Step, tokens a step and the acceptance that pays, where drafts are verified."""
+    found, draft = speculation.gains(report), report.question.architecture.draft
+    if not found or draft is None:
+        return
+    acceptance = report.question.acceptance
+    table = terminal.table(
+        f"{draft.num_drafts} drafts a step", "step us", "draft us", "plain step us", "tokens a step", "break-even"
+    )
+    for label, gain in found.items():
+        table.add_row(
+            label, f"{gain.step_us:,.1f}", f"{gain.draft_us:,.1f}", f"{gain.plain_step_us:,.1f}",
+            "not given" if gain.tokens_per_step is None else f"{gain.tokens_per_step:.2f}",
+            f"{gain.break_even_tokens_per_step:.2f}",
+        )  # fmt: skip
+    terminal.print_table(table)
+    name = f"acceptance {acceptance.name}" if acceptance else "no --acceptance: tok/s are those of one token a step"
+    terminal.console().print(f"{name}; break-even: tokens a step at which a user gets as many a second as without")
+    terminal.console().print()
 
 
 def _waits_table(paths: Mapping[str, Prediction]) -> Table:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from k3sim.kernels.footprints.engines import PUBLIC
 from k3sim.kernels.router_topk.cost import SELECTION_ROUNDS
-from k3sim.kernels.unfused.cost import BF16_BYTES, small
+from k3sim.kernels.unfused.cost import BF16_BYTES, conv_update, recurrent_update, small
 from k3sim.kernels.work import Barrier, Pass, Read, Work
 from k3sim.model.collectives import FORMS, Form
 from k3sim.model.program import Weight
@@ -102,6 +102,33 @@ def permutation(weights: Sequence[Weight], *, rows: int, experts: int, selects: 
         activation_bytes_per_block=rows * (experts * 4 // 8 if selects else 16 * 8),
         reductions=selection + 1, selection_rounds=rounds, then=(sweep, sweep, sweep),
     )  # fmt: skip
+
+
+def conv_update_verified(
+    weights: Sequence[Weight], *, users: int, positions: int, conv_state_bytes: int, conv_weight_bytes: int
+) -> Work:
+    """Convolution of ``positions`` rows a user, one behind the other, with a state for each of them."""
+    work = conv_update(weights, rows=users, conv_state_bytes=conv_state_bytes, conv_weight_bytes=conv_weight_bytes)
+    (only,) = work.passes
+    return replace(work, passes=(replace(only, written_bytes=positions * only.written_bytes),))
+
+
+def recurrent_update_verified(
+    weights: Sequence[Weight], *, users: int, positions: int, heads: int, state_bytes: int, value_bytes: int = 4
+) -> Work:
+    """Delta rule over ``positions`` rows a user: read S, then one step after the other, each of which writes S.
+
+    On GB300 256 users of eight rows move read S + write 8 S at 6.1 TB/s (AIConfigurator 2026-08, 12 heads, 294.7 us).
+    """
+    work = recurrent_update(weights, rows=users, heads=heads, state_bytes=state_bytes, value_bytes=value_bytes)
+    (first,) = work.passes
+    serial = replace(
+        first,
+        flops=positions * first.flops,
+        num_block_reductions=positions * first.num_block_reductions,
+        written_bytes=positions * first.written_bytes,
+    )
+    return replace(work, passes=(serial,))
 
 
 def batched_gemm(weights: Sequence[Weight], *, rows: int) -> Work:

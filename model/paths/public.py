@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from k3sim.model.paths.draft import DRAFT_TABLES
 from k3sim.model.paths.exchanges import DISPATCHED, KEPT, STAGE_END_ROWS, combine, dispatch, gather, gather_group
 from k3sim.model.paths.formats import products_in_formats
 from k3sim.model.paths.indexer import INDEXER_ROWS
+from k3sim.model.paths.verification import verify_kda, verify_mla
 from k3sim.model.step import HEAD, STAGE_END, START, Row
 from k3sim.model.switches import SWITCHES
 
@@ -97,15 +99,17 @@ KDA_ROWS = (
     *_low_batch("kda.in_proj", "kda.in_proj", early=EARLY),
     _row("attn_res.snapshots", "attn_res.snapshot_sums", MIX, on=(REDUCE,), stream="aux", after=("attn_res.mixer",)),
     _row("kda.f_b", "skinny_gemv.column_pair", ROWS, weights=("kda.f_b",), off=(BATCH,), launch="pdl"),
-    _row("kda.decode", "kda_decode.per_head", KDA_STATE, off=(BATCH,), needs="many kda heads", **PUBLIC),
+    _row("kda.decode", "kda_decode.per_head", KDA_STATE, off=(BATCH,), needs="many kda heads, no drafts", **PUBLIC),
     _row("kda.conv", "unfused.conv_update",
          {"rows": "rows", "conv_state_bytes": "kda_conv_state_bytes", "conv_weight_bytes": "kda_conv_weight_bytes"},
-         off=(BATCH,), needs="few kda heads, convolution"),
+         off=(BATCH,), needs="few kda heads, convolution, no drafts"),
     _row("kda.recurrent", "unfused.recurrent_update",
-         KDA_UPDATE, off=(BATCH,), needs="few kda heads"),
+         KDA_UPDATE, off=(BATCH,), needs="few kda heads, no drafts"),
     _row("kda.gated_norm", "unfused.gated_norm", {"rows": "rows", "heads": "kda_heads", "head_dim": "head_dim"},
-         off=(BATCH,), needs="few kda heads"),
-    _row("kda.decode", "kda_decode.public_cluster", KDA_STATE, weights=("kda.f_b",), on=(BATCH,), **EARLY),
+         off=(BATCH,), needs="few kda heads, no drafts"),
+    _row("kda.decode", "kda_decode.public_cluster", KDA_STATE, weights=("kda.f_b",), on=(BATCH,), needs="no drafts",
+         **EARLY),
+    *verify_kda(BATCH),
     _row("prefetch.o_proj", "l2_prefetch.bulk", {"budget_bytes": 16 << 20}, weights=("kda.o_proj",), on=(FETCH,),
          stream="prefetch", after=("kda.in_proj",)),
     _row("kda.o_proj", "skinny_gemv.column_pair", ROWS, weights=("kda.o_proj",), off=(REDUCE,), **PUBLIC),
@@ -140,12 +144,14 @@ MLA_ROWS = (
          stream="prefetch", after=("mla.prep", "mla.query_cache")),
     _row("mla.query_gather", "unfused.query_gather", {"rows": "rows", "heads": "mla_own_heads",
          "kv_row_bytes": "kv_row_bytes"}, needs="dcp", launch="pdl", sends="query", receives=("query",), group="dcp"),
-    _row("mla.attention", "mla_decode.split_kv", ATTENTION, off=(BATCH,), needs="no dcp", launch="pdl"),
+    _row("mla.attention", "mla_decode.split_kv", ATTENTION, off=(BATCH,), needs="no dcp, no drafts", launch="pdl"),
     _row("mla.attention", "mla_decode.partial", {**ATTENTION, "context_ranks": "dcp"}, needs="dcp", launch="pdl",
          sends="context", group="dcp"),
     _row("mla.lse_merge", "mla_decode.lse_merge", {"rows": "rows", "heads": "mla_own_heads", "ranks": "dcp",
          "kv_lora_rank": "kv_lora_rank"}, needs="dcp", launch="pdl", receives=("context",)),
-    _row("mla.attention", "mla_decode.fused", ATTENTION, weights=("mla.w_uv",), on=(BATCH,), needs="no dcp", **EARLY),
+    _row("mla.attention", "mla_decode.fused", ATTENTION, weights=("mla.w_uv",), on=(BATCH,), needs="no dcp, no drafts",
+         **EARLY),
+    *verify_mla(BATCH),
     _row("mla.lift", "unfused.batched_gemm", ROWS, weights=("mla.w_uv",), off=(BATCH,), needs="no dcp"),
     _row("mla.lift", "unfused.batched_gemm", ROWS, weights=("mla.w_uv",), needs="dcp"),
     _row("mla.gate_multiply", "unfused.elementwise", {"rows": "rows", "width": "mla_value_width"}, off=(BATCH,),
@@ -381,6 +387,7 @@ FUSED_TABLES: Mapping[str, tuple[Row, ...]] = {
     "moe": products_in_formats(MOE_ROWS, _IN_BF16),
     STAGE_END: STAGE_END_ROWS,
     HEAD: HEAD_ROWS,
+    **DRAFT_TABLES,
 }
 
 FUSED_NEXT_WEIGHTS: Mapping[str, tuple[str, ...]] = {

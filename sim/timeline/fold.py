@@ -90,7 +90,10 @@ def cells(timeline: Timeline, fold: Fold | None) -> list[Cell]:
             ends[run.layer] = max(ends.get(run.layer, 0), run.end_ps)
     present = sorted(ends)
     inner = present[1:-1]
-    stands: dict[int, list[int]] = {layer: [layer] if fold is None else [] for layer in inner}
+    # The head and a draft's layers stand for themselves.
+    stands: dict[int, list[int]] = {
+        layer: [] if fold is not None and layer in fold.layers else [layer] for layer in inner
+    }
     if fold is not None:
         for layer, chosen in enumerate(fold.representative):
             stands[chosen].append(layer)

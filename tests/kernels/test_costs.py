@@ -415,6 +415,14 @@ CASES: Mapping[str, tuple[tuple[tuple[Weight, ...], Mapping[str, int], int], ...
         ((), {"rows": 4, "heads": 6, "state_bytes": 393_216}, 3_145_728),
     ),
     "unfused.routing": (((), {"rows": 1, "experts": 896}, 0), ((), {"rows": 4, "experts": 896}, 0)),
+    "unfused.conv_update_verified": (
+        ((), {"users": 1, "positions": 8, "conv_state_bytes": 27_648, "conv_weight_bytes": 36_864}, 285_696),
+        ((), {"users": 4, "positions": 2, "conv_state_bytes": 13_824, "conv_weight_bytes": 36_864}, 202_752),
+    ),
+    "unfused.recurrent_update_verified": (
+        ((), {"users": 1, "positions": 8, "heads": 12, "state_bytes": 786_432}, 9 * 786_432),
+        ((), {"users": 4, "positions": 2, "heads": 6, "state_bytes": 393_216}, 12 * 393_216),
+    ),
     "unfused.sample": (((), {"rows": 1, "ranks": 8}, 0), ((), {"rows": 4, "ranks": 16}, 0)),
 }
 

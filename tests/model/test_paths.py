@@ -13,6 +13,7 @@ from k3sim.errors import UserError
 from k3sim.kernels.costs import all_costs
 from k3sim.kernels.expert_gemv.launch import MAX_ROWS, WIDTHS
 from k3sim.model.config_file import load_architecture
+from k3sim.model.draft import Draft
 from k3sim.model.layout import Layout, Workload
 from k3sim.model.matrices import rank_matrices
 from k3sim.model.paths import PARTS, PATH_NAMES, PUBLIC_TABLES, SWITCHES, find_path
@@ -102,7 +103,7 @@ def test_every_operator_has_a_cost_and_row() -> None:
 
 
 def test_every_named_weight_and_dimension_exists() -> None:
-    layout, models = Layout(tp=8), (K3, *FAMILIES)
+    layout, models = Layout(tp=8), (K3, replace(K3, draft=Draft(num_drafts=7)), *FAMILIES)
     matrices = {name for model in models for name in rank_matrices(model, layout)}
     known = {name for model in models for name in dimensions(model, layout, Workload(), UNIFORM)}
     known |= {"sources", "ffn_sources"}
